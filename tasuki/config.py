@@ -1,0 +1,174 @@
+"""One loader for the settings of every process: flags over environment over defaults.
+
+A setting is a field of a frozen dataclass; its flag is `--name-with-dashes`, its environment variable
+`TASUKI_NAME_WITH_UNDERSCORES`, its help text stands beside it. Knows nothing about what settings mean.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from tasuki.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def setting(
+    default: Any, help: str, *, choices: Sequence[str] = (), metavar: str | None = None
+) -> Any:
+    """A dataclass field with its help text. Every setting has a default."""
+    metadata = {"help": help, "choices": tuple(choices), "metavar": metavar}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def flag_name(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def variable_name(name: str) -> str:
+    return "TASUKI_" + name.upper()
+
+
+def add_flags(parser: argparse.ArgumentParser, cls: type[Any]) -> None:
+    """Add one flag per setting of `cls`; a flag that is not given stays None."""
+    for field in dataclasses.fields(cls):
+        default = "" if field.default in (None, "") else f" Default: {field.default}."
+        text = f"{field.metadata['help']}{default} [{variable_name(field.name)}]"
+        kind = _plain_type(cls, field.name)
+        options: dict[str, Any] = {"dest": field.name, "default": None}
+        options["help"] = text.replace("%", "%%")
+        if kind is bool:
+            parser.add_argument(
+                flag_name(field.name), action=argparse.BooleanOptionalAction, **options
+            )
+        else:
+            metavar = field.metadata["metavar"] or field.name.upper()
+            parser.add_argument(flag_name(field.name), metavar=metavar, **options)
+
+
+def build(cls: type[T], given: Mapping[str, Any], env: Mapping[str, str] | None = None) -> T:
+    """Make a `cls` from what was given as flags (None: not given), then environment, then defaults.
+
+    Raises ConfigError naming the flag or variable, what it held and what was expected.
+    """
+    env = os.environ if env is None else env
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        flag, variable = flag_name(field.name), variable_name(field.name)
+        if given.get(field.name) is not None:
+            source, raw = flag, given[field.name]
+        elif variable in env:
+            source, raw = variable, env[variable]
+        else:
+            continue
+        value = _convert(source, raw, _plain_type(cls, field.name))
+        choices = field.metadata.get("choices", ())
+        if choices and value not in choices:
+            raise ConfigError(f"{source} is {value!r}; expected one of {', '.join(choices)}")
+        values[field.name] = value
+    return cls(**values)
+
+
+def load(
+    cls: type[T], prog: str, description: str, argv: Sequence[str] | None = None
+) -> T:
+    """Parse a whole command line for one process."""
+    parser = argparse.ArgumentParser(
+        prog=prog, description=description, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    add_flags(parser, cls)
+    try:
+        return build(cls, vars(parser.parse_args(argv)))
+    except ConfigError as error:
+        parser.error(error.message)
+
+
+def to_args(config: Any) -> list[str]:
+    """The flags that make `build` return an equal config: how a parent starts a child."""
+    args: list[str] = []
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if value == field.default:
+            continue
+        if isinstance(value, bool):
+            flag = flag_name(field.name)
+            args.append(flag if value else "--no-" + flag[2:])
+        elif value is not None:
+            args += [f"{flag_name(field.name)}={value}"]
+    return args
+
+
+def effective(config: Any) -> dict[str, str]:
+    """The effective settings as text, for the log and GetServerInfo. Secrets are left out."""
+    return {
+        field.name: str(getattr(config, field.name))
+        for field in dataclasses.fields(config)
+        if "secret" not in field.name
+    }
+
+
+def _plain_type(cls: type[Any], name: str) -> type[Any]:
+    hint = typing.get_type_hints(cls)[name]
+    if isinstance(hint, types.UnionType):
+        hint = next(arg for arg in typing.get_args(hint) if arg is not type(None))
+    return typing.cast("type[Any]", hint)
+
+
+_WORDS = {"1": True, "true": True, "yes": True, "on": True}
+_WORDS |= {"0": False, "false": False, "no": False, "off": False, "": False}
+
+
+def _convert(source: str, raw: Any, kind: type[Any]) -> Any:
+    if isinstance(raw, kind) and not (kind is int and isinstance(raw, bool)):
+        return raw
+    text = str(raw).strip()
+    if kind is bool:
+        if text.lower() not in _WORDS:
+            raise ConfigError(f"{source} is {text!r}; expected true or false")
+        return _WORDS[text.lower()]
+    try:
+        return kind(text)
+    except ValueError:
+        expected = {int: "a whole number", float: "a number"}.get(kind, kind.__name__)
+        raise ConfigError(f"{source} is {text!r}; expected {expected}") from None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WorkerConfig:
+    """Settings of a prefill or decode worker: its server process and its engine process."""
+
+    model: str = setting("", "Model directory.", metavar="DIR")
+    dtype: str = setting("float32", "Element type of weights and KV.", choices=("float32",))
+    host: str = setting("127.0.0.1", "Address to listen on.")
+    port: int = setting(0, "gRPC port; 0 takes a free one.")
+    metrics_port: int = setting(0, "Port of /metrics, /healthz and /readyz; 0 takes a free one.")
+    worker_id: str = setting("", "Stable name of the worker. Empty: its host:port.")
+    threads: int = setting(1, "Compute threads of the engine.")
+    cpus: str = setting("", "Cores the worker is pinned to, such as 0 or 0,2-3.", metavar="LIST")
+    block_size: int = setting(16, "Positions per KV block.")
+    kv_cache_memory: int = setting(0, "Bytes of KV cache; 0 takes --kv-blocks.", metavar="BYTES")
+    kv_blocks: int = setting(
+        0, "KV blocks; 0 takes four times the longest prompt, at most a quarter of free memory."
+    )
+    max_model_len: int = setting(0, "Most tokens of prompt and output; 0 takes the model's.")
+    max_num_seqs: int = setting(64, "Most requests in one step.")
+    max_num_batched_tokens: int = setting(256, "Most tokens in one step.")
+    max_waiting: int = setting(256, "Most requests that wait in this worker.")
+    connector: str = setting("gloo", "How KV moves between workers.", choices=("gloo", "loopback"))
+    digests: bool = setting(True, "Check an xxh3 digest of every KV segment.")
+    segment_bytes: int = setting(4 << 20, "Largest KV message.", metavar="BYTES")
+    window_bytes: int = setting(16 << 20, "KV announced and not received, per link.")
+    link_timeout: float = setting(10.0, "Seconds to open a link, and between signs of life.")
+    handoff_timeout: float = setting(5.0, "Seconds without progress before a handoff is given up.")
+    reserve_timeout: float = setting(2.0, "Seconds a request may wait for KV blocks.")
+    drain_timeout: float = setting(30.0, "Seconds that running requests get after SIGTERM.")
+    lifeline_fd: int = setting(-1, "Exit when this inherited pipe closes; -1: none.")
+    ready_fd: int = setting(-1, "Write one line of JSON to this descriptor when ready; -1: stdout.")
+    engine_fault: str = setting("", "For tests: a fault to plant in the engine.")

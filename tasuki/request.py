@@ -1,0 +1,74 @@
+"""A request as an engine keeps it: tokens, progress, state.
+
+Knows nothing about blocks, tensors or streams. There are no phases: `num_computed_tokens` chases
+`num_tokens`, and a token is sampled whenever it catches up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from tasuki.messages import FinishReason, SamplingParams
+
+
+class RequestStatus(StrEnum):
+    WAITING = "waiting"  # in the scheduler's queue
+    RUNNING = "running"
+    PARKED = "parked"  # outside the scheduler: a handoff owns its progress
+    FINISHED = "finished"
+
+
+@dataclass(eq=False)
+class Request:
+    """One request in one engine. `output_token_ids` includes tokens given by earlier owners."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    eos_token_ids: frozenset[int]
+    arrived: float
+    output_token_ids: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    status: RequestStatus = RequestStatus.WAITING
+    finish_reason: FinishReason | None = None
+    preemptions: int = 0
+    computed_prompt_tokens: int = 0  # prompt positions computed by this engine, recomputes included
+    first_scheduled: float | None = None
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens whose values are known: prompt and output."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def remaining_tokens(self) -> int:
+        """Known tokens whose KV is not computed yet; one in steady decode."""
+        return self.num_tokens - self.num_computed_tokens
+
+    def tokens(self, start: int, count: int) -> list[int]:
+        """`count` token ids from position `start`, across prompt and output."""
+        split = self.prompt_len
+        if start + count <= split:
+            return self.prompt_token_ids[start : start + count]
+        if start >= split:
+            return self.output_token_ids[start - split : start - split + count]
+        return self.prompt_token_ids[start:] + self.output_token_ids[: start + count - split]
+
+    def append(self, token_id: int, max_model_len: int) -> None:
+        """Take one sampled token and decide whether it is the last."""
+        self.output_token_ids.append(token_id)
+        self.finish_reason = self.reason_to_stop(max_model_len)
+
+    def reason_to_stop(self, max_model_len: int) -> FinishReason | None:
+        """Why the last output token ends the request, if it does. EOS goes before length."""
+        last = self.output_token_ids[-1] if self.output_token_ids else None
+        if last is not None and not self.sampling.ignore_eos and last in self.eos_token_ids:
+            return FinishReason.STOP
+        if len(self.output_token_ids) >= self.sampling.max_tokens:
+            return FinishReason.LENGTH
+        return FinishReason.LENGTH if self.num_tokens >= max_model_len else None
