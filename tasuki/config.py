@@ -153,15 +153,14 @@ class WorkerConfig:
     threads: int = setting(1, "Compute threads of the engine.")
     cpus: str = setting("", "Cores the worker is pinned to, such as 0 or 0,2-3.", metavar="LIST")
     block_size: int = setting(16, "Positions per KV block.")
-    kv_cache_memory: int = setting(0, "Bytes of KV cache; 0 takes --kv-blocks.", metavar="BYTES")
     kv_blocks: int = setting(
-        0, "KV blocks; 0 takes four times the longest prompt, at most a quarter of free memory."
+        0, "KV blocks; 0 takes room for eight of the longest requests, at most 512 MiB."
     )
     max_model_len: int = setting(0, "Most tokens of prompt and output; 0 takes the model's.")
     max_num_seqs: int = setting(64, "Most requests in one step.")
     max_num_batched_tokens: int = setting(256, "Most tokens in one step.")
     max_waiting: int = setting(256, "Most requests that wait in this worker.")
-    connector: str = setting("gloo", "How KV moves between workers.", choices=("gloo", "loopback"))
+    connector: str = setting("gloo", "How KV moves between workers.", choices=("gloo",))
     digests: bool = setting(True, "Check an xxh3 digest of every KV segment.")
     segment_bytes: int = setting(4 << 20, "Largest KV message.", metavar="BYTES")
     window_bytes: int = setting(16 << 20, "KV announced and not received, per link.")
@@ -171,4 +170,4 @@ class WorkerConfig:
     drain_timeout: float = setting(30.0, "Seconds that running requests get after SIGTERM.")
     lifeline_fd: int = setting(-1, "Exit when this inherited pipe closes; -1: none.")
     ready_fd: int = setting(-1, "Write one line of JSON to this descriptor when ready; -1: stdout.")
-    engine_fault: str = setting("", "For tests: a fault to plant in the engine.")
+    engine_fd: int = setting(-1, "Engine process only: the socket to its server process.")

@@ -23,6 +23,7 @@ class RequestStatus(StrEnum):
 class Request:
     """One request in one engine. `output_token_ids` includes tokens given by earlier owners."""
 
+    key: int  # unique in this engine; a request id may be seen twice
     request_id: str
     prompt_token_ids: list[int]
     sampling: SamplingParams
@@ -33,6 +34,7 @@ class Request:
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
     preemptions: int = 0
+    holds_blocks: bool = False  # its blocks outlive it: a handoff still sends them
     computed_prompt_tokens: int = 0  # prompt positions computed by this engine, recomputes included
     first_scheduled: float | None = None
 

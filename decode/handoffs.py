@@ -1,0 +1,361 @@
+"""The handoffs of a decode worker: reserve, dispatch, commit, or fall back.
+
+ 1. blocks for the whole prompt and the first generated token are reserved, in order of arrival and
+    only while growth room remains; no blocks in time is an error before any token was sent;
+ 2. the prompt is dispatched to the first candidate with an open link;
+ 3. the first token goes to the client at once; the KV follows, block by block;
+ 4. committed: every block has arrived and the first token is known; the request joins the batch;
+ 5. anything else is a fallback: what arrived is kept, the rest of the prompt is computed here.
+Knows nothing about sampling or about how streams are written.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from decode.streams import DecodeStream, Dispatch, Streams
+from tasuki.config import WorkerConfig
+from tasuki.engine.core import Host
+from tasuki.engine.engine import Engine
+from tasuki.errors import NoKVError
+from tasuki.messages import (
+    AcceptedEvent,
+    CallPrefill,
+    CancelPrefillCall,
+    DispatchedEvent,
+    ErrorStatus,
+    FailedEvent,
+    FallbackEvent,
+    FirstTokenEvent,
+    HandoffTimings,
+    PrefillEvent,
+    PrefillRequest,
+    ProgressEvent,
+)
+from tasuki.request import RequestStatus
+from tasuki.transfer.handoff import Handoff, HandoffState
+from tasuki.transfer.link_events import (
+    BlocksReleased,
+    CommitSeen,
+    DigestMismatch,
+    LinkEvent,
+    LinkFailed,
+    PeerAbandoned,
+    SegmentReceived,
+)
+from tasuki.transfer.receiving_link import ReceivingLink
+
+LIVE_STATES = (HandoffState.RESERVED, HandoffState.DISPATCHED, HandoffState.TRANSFERRING)
+LOCAL_ENDINGS = ("finished", "cancelled")  # neither a failure nor a fallback
+
+
+class Handoffs:
+    def __init__(
+        self,
+        engine: Engine,
+        config: WorkerConfig,
+        epoch: int,
+        host: Host,
+        streams: Streams,
+        usable_link: Callable[[DecodeStream], ReceivingLink | None],
+        compute_locally: Callable[[DecodeStream, str, float], None],
+        end: Callable[[DecodeStream, float], None],
+    ) -> None:
+        self._engine = engine
+        self._config = config
+        self._epoch = epoch
+        self._host = host
+        self._streams = streams
+        self._usable_link = usable_link
+        self._compute_locally = compute_locally
+        self._end = end
+        self._waiting: deque[DecodeStream] = deque()  # for a reservation
+        self._dispatched: dict[str, DecodeStream] = {}
+        self.stale = 0
+
+    # --- reserve and dispatch -------------------------------------------------------------------
+
+    def request(self, stream: DecodeStream, now: float) -> None:
+        """Queue for a reservation, in order of arrival."""
+        stream.request.status = RequestStatus.PARKED
+        self._waiting.append(stream)
+        self.grant(now)
+
+    def grant(self, now: float) -> None:
+        """Give reservations to those that wait, in order, while there is room."""
+        while self._waiting:
+            stream = self._waiting[0]
+            link = self._usable_link(stream)
+            if link is None:
+                self._waiting.popleft()
+                self._compute_locally(stream, "link_down", now)
+                continue
+            if not self._reserve(stream):
+                break
+            self._waiting.popleft()
+            self._dispatch(stream, link, now)
+        while self._waiting and now - self._waiting[0].seen >= self._config.reserve_timeout:
+            stream = self._waiting.popleft()
+            needed = self._engine.cache.layout.blocks_for(stream.request.prompt_len + 1)
+            self._streams.fail(
+                stream,
+                NoKVError(
+                    f"no {needed} KV blocks became free within {self._config.reserve_timeout} s "
+                    f"({self._engine.blocks.num_free} are); try another worker or later"
+                ),
+            )
+
+    def _reserve(self, stream: DecodeStream) -> bool:
+        scheduler = self._engine.scheduler
+        holders = len(scheduler.running) + len(self._dispatched)
+        if scheduler.has_preempted or holders >= scheduler.config.max_num_seqs:
+            return False
+        request = stream.request
+        # one block of growth room for every holder: a reservation must not cause preemption
+        blocks = self._engine.blocks.reserve(request.key, request.prompt_len + 1, holders)
+        return blocks is not None
+
+    def _dispatch(self, stream: DecodeStream, link: ReceivingLink, now: float) -> None:
+        request = stream.request
+        stream.reservation = now - stream.seen
+        prompt_blocks = self._engine.cache.layout.blocks_for(request.prompt_len)
+        handoff = Handoff(
+            secrets.token_hex(16),
+            request.request_id,
+            link.link_id,
+            0,
+            prompt_blocks,
+            now=now,
+            progress_timeout=self._config.handoff_timeout,
+            reserve_timeout=self._config.reserve_timeout,
+        )
+        stream.dispatch = Dispatch(handoff, link, link.target, now)
+        self._dispatched[handoff.handoff_id] = stream
+        link.expect(handoff, self._engine.blocks.table(request.key)[:prompt_blocks])
+        handoff.dispatch(now)
+        self._host.emit(
+            stream.stream_id, DispatchedEvent(prefill_worker_id=link.target.worker_id)
+        )
+        self._host.deliver(
+            CallPrefill(
+                target=link.target,
+                request=PrefillRequest(
+                    request_id=request.request_id,
+                    handoff_id=handoff.handoff_id,
+                    link_id=link.link_id,
+                    prefill_epoch=link.target.worker_epoch,
+                    decode_worker_id=self._config.worker_id,
+                    decode_epoch=self._epoch,
+                    prompt_token_ids=request.prompt_token_ids,
+                    first_block=0,
+                    sampling=request.sampling,
+                ),
+            )
+        )
+
+    # --- what the prefill worker says -------------------------------------------------------------
+
+    def on_reply(self, handoff_id: str, event: PrefillEvent, now: float) -> None:
+        stream = self._dispatched.get(handoff_id)
+        if stream is None or stream.dispatch is None:
+            self.stale += 1
+            return
+        handoff = stream.dispatch.handoff
+        match event:
+            case AcceptedEvent():
+                handoff.accept(now)
+            case ProgressEvent():
+                handoff.progress(now)
+            case FirstTokenEvent():
+                self._on_first_token(stream, stream.dispatch, event, now)
+            case FailedEvent():
+                self.on_call_ended(handoff_id, event.error, now)
+            case _:
+                pass
+
+    def _on_first_token(
+        self, stream: DecodeStream, dispatch: Dispatch, event: FirstTokenEvent, now: float
+    ) -> None:
+        if stream.request.output_token_ids:
+            self.stale += 1  # said twice: the first one is final
+            return
+        dispatch.handoff.first_token(now)
+        stream.cached_tokens = event.cached_tokens
+        stream.prefill_queue, stream.prefill_compute = event.queue_seconds, event.compute_seconds
+        stream.request.append(event.token_id, self._engine.max_model_len)
+        self._streams.tell_tokens(stream, [event.token_id], now)
+        if stream.request.finish_reason is not None:
+            self.drop(stream, "finished", now)
+            stream.request.status = RequestStatus.FINISHED
+            self._end(stream, now)
+            return
+        self._join(stream, dispatch, now)
+
+    def on_call_ended(self, handoff_id: str, error: ErrorStatus | None, now: float) -> None:
+        """The Prefill call is over. A good end says nothing: Commit is on the link."""
+        stream = self._dispatched.get(handoff_id)
+        if stream is None or error is None:
+            return
+        self.fall_back(stream, fallback_reason(error), now, call_is_over=True)
+
+    def on_link_event(self, link: ReceivingLink, event: LinkEvent, now: float) -> None:
+        match event:
+            case SegmentReceived() | CommitSeen():
+                stream = self._dispatched.get(event.handoff_id)
+                if isinstance(event, SegmentReceived):
+                    self._host.metrics.add("kv_received_bytes_total", event.nbytes)
+                if stream is not None and stream.dispatch is not None:
+                    self._join(stream, stream.dispatch, now)
+            case DigestMismatch():
+                stream = self._dispatched.get(event.handoff_id)
+                if stream is not None:
+                    self.fall_back(stream, "digest", now)
+            case PeerAbandoned():
+                stream = self._dispatched.get(event.handoff_id)
+                if stream is not None and event.reason != "finished":
+                    self.fall_back(stream, "prefill_died", now)
+            case BlocksReleased():
+                self._engine.blocks.release(event.block_ids)
+            case LinkFailed():
+                self._lose_link(link, event, now)
+            case _:
+                pass
+
+    def _lose_link(self, link: ReceivingLink, event: LinkFailed, now: float) -> None:
+        lost = [s for s in self._dispatched.values() if s.dispatch and s.dispatch.link is link]
+        reason = "prefill_died" if event.reason == "peer_died" else "link_down"
+        for stream in lost:
+            self.fall_back(stream, "digest" if event.reason == "digest" else reason, now)
+        self._engine.blocks.release(event.released_block_ids)
+
+    def tick(self, now: float) -> None:
+        """Give up handoffs that make no progress."""
+        for stream in list(self._dispatched.values()):
+            if stream.dispatch is not None and stream.dispatch.handoff.expired(now):
+                self.fall_back(stream, "stalled", now)
+        self.grant(now)
+
+    # --- the end of a handoff -----------------------------------------------------------------------
+
+    def _join(self, stream: DecodeStream, dispatch: Dispatch, now: float) -> None:
+        """Committed and the first token known: the request may decode."""
+        handoff, request = dispatch.handoff, stream.request
+        if not (handoff.is_committed and request.output_token_ids):
+            return
+        self._forget(stream, dispatch)
+        dispatch.link.forget(handoff.handoff_id)
+        self._engine.blocks.commit(request.key)
+        request.num_computed_tokens = request.prompt_len
+        stream.decode_from = now
+        pieces = handoff.timings()
+        nbytes = handoff.num_blocks * self._engine.cache.layout.block_bytes
+        stream.transfer = HandoffTimings(
+            transfer=pieces.transfer,
+            exposed_transfer=pieces.exposed_transfer,
+            commit_wait=pieces.commit_wait,
+            nbytes=nbytes,
+            blocks=handoff.num_blocks,
+        )
+        metrics = self._host.metrics
+        metrics.observe("kv_transfer_seconds", pieces.transfer)
+        metrics.observe(
+            "kv_transfer_exposed_seconds", pieces.exposed_transfer + pieces.commit_wait
+        )
+        metrics.observe("kv_transfer_bytes", nbytes)
+        self._engine.scheduler.adopt(request)
+
+    def fall_back(
+        self, stream: DecodeStream, reason: str, now: float, *, call_is_over: bool = False
+    ) -> None:
+        """Keep what arrived and compute the rest of the prompt here."""
+        dispatch = stream.dispatch
+        assert dispatch is not None
+        handoff, request = dispatch.handoff, stream.request
+        layout = self._engine.cache.layout
+        run = handoff.received_run
+        handoff.abandon(reason, now)
+        in_flight = dispatch.link.abandon(handoff.handoff_id, reason)
+        self._forget(stream, dispatch)
+        self._engine.blocks.abandon(request.key, run, in_flight)
+        known = request.num_tokens - 1  # the last known token always has to be computed
+        request.num_computed_tokens = min(run * layout.block_size, request.prompt_len, known)
+        if not call_is_over:
+            self._host.deliver(CancelPrefillCall(handoff_id=handoff.handoff_id))
+        self._host.metrics.add("kv_transfer_failures_total", reason=reason)
+        self._host.metrics.add("fallbacks_total", reason=reason)
+        event = FallbackEvent(reason=reason, kept_tokens=request.num_computed_tokens)
+        self._host.emit(stream.stream_id, event)
+        if not request.output_token_ids:
+            stream.fallback = now - dispatch.at
+            stream.queued_at = now
+        else:
+            stream.decode_from = now
+        self._resume(stream)
+
+    def _resume(self, stream: DecodeStream) -> None:
+        scheduler = self._engine.scheduler
+        if self._engine.blocks.table(stream.request.key):
+            scheduler.adopt(stream.request)
+        else:
+            scheduler.add(stream.request)
+
+    def drop(self, stream: DecodeStream, reason: str, now: float) -> None:
+        """The request ended while its handoff was going on, or while it waited for one."""
+        if stream in self._waiting:
+            self._waiting.remove(stream)
+            return
+        dispatch = stream.dispatch
+        if dispatch is None:
+            return
+        dispatch.handoff.abandon(reason, now)
+        in_flight = dispatch.link.abandon(dispatch.handoff.handoff_id, reason)
+        self._forget(stream, dispatch)
+        self._engine.blocks.free(stream.request.key, in_flight)
+        if reason not in LOCAL_ENDINGS:
+            self._host.metrics.add("kv_transfer_failures_total", reason=reason)
+        if reason != "finished":
+            self._host.deliver(CancelPrefillCall(handoff_id=dispatch.handoff.handoff_id))
+
+    def _forget(self, stream: DecodeStream, dispatch: Dispatch) -> None:
+        del self._dispatched[dispatch.handoff.handoff_id]
+        stream.dispatch = None
+
+    # --- state --------------------------------------------------------------------------------------
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def oldest_wait(self, now: float) -> float:
+        return now - self._waiting[0].seen if self._waiting else 0.0
+
+    def counts(self) -> dict[str, int]:
+        """Live handoffs by state."""
+        counts = dict.fromkeys((state.value for state in LIVE_STATES), 0)
+        for stream in self._dispatched.values():
+            assert stream.dispatch is not None
+            state = stream.dispatch.handoff.state.value
+            counts[state] = counts.get(state, 0) + 1
+        return counts
+
+    def live_keys(self) -> Iterator[int]:
+        """Requests that hold reserved blocks."""
+        yield from (stream.stream_id for stream in self._dispatched.values())
+
+    def check_integrity(self) -> None:
+        for handoff_id, stream in self._dispatched.items():
+            assert stream.dispatch is not None
+            assert stream.dispatch.handoff.handoff_id == handoff_id
+            assert stream.request.status is RequestStatus.PARKED
+            stream.dispatch.handoff.check_integrity()
+
+
+def fallback_reason(error: ErrorStatus) -> str:
+    """Why a Prefill call that ended with `error` makes us compute here, as a fallback reason."""
+    if error.reason in ("link_down", "layout", "deadline"):
+        return error.reason
+    if error.code in ("UNAVAILABLE", "CANCELLED", "INTERNAL") and error.reason != "draining":
+        return "prefill_died"
+    return "deadline" if error.code == "DEADLINE_EXCEEDED" else "refused"

@@ -1,0 +1,130 @@
+"""The links of a decode worker: opened in the background as prefill workers become known.
+
+Knows nothing about requests. One attempt at a time, so that a worker that does not answer holds up only
+the attempts behind it, never a request: a request uses the links that are open when it comes.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+
+from tasuki.clock import Clock
+from tasuki.kv.cache import KVCache
+from tasuki.messages import (
+    CloseLink,
+    FromEngine,
+    LinkMessage,
+    LinkReport,
+    OpenLink,
+    PrefillTarget,
+)
+from tasuki.transfer.connector import Connector
+from tasuki.transfer.link import LinkHost, LinkSettings
+from tasuki.transfer.link_events import LinkEvent, LinkFailed
+from tasuki.transfer.receiving_link import ReceivingLink
+
+Emit = Callable[[ReceivingLink, LinkEvent], None]
+
+
+class ReceivingLinks:
+    def __init__(
+        self,
+        cache: KVCache,
+        connector: Connector,
+        settings: LinkSettings,
+        host: LinkHost,
+        deliver: Callable[[FromEngine], None],
+        emit: Emit,
+        clock: Clock,
+    ) -> None:
+        self._cache = cache
+        self._connector = connector
+        self._settings = settings
+        self._host = host
+        self._deliver = deliver
+        self._emit = emit
+        self._clock = clock
+        self._targets: dict[str, PrefillTarget] = {}
+        self._links: dict[str, ReceivingLink] = {}
+        self._failed: dict[str, int] = {}  # worker -> epoch to which the link was lost
+
+    def __iter__(self) -> Iterator[ReceivingLink]:
+        return iter(self._links.values())
+
+    def know(self, workers: list[PrefillTarget]) -> None:
+        """These are the prefill workers now."""
+        self._targets = {target.worker_id: target for target in workers}
+        for link in list(self._links.values()):
+            target = self._targets.get(link.target.worker_id)
+            if target is None or target.worker_epoch != link.target.worker_epoch:
+                link.close("peer_died")  # it is gone, or has another engine now
+
+    def usable(self, candidates: list[PrefillTarget]) -> ReceivingLink | None:
+        """The open link to the first candidate that has one, of the epoch the router means."""
+        wanted = [(target.worker_id, target.worker_epoch) for target in candidates]
+        links = {
+            (link.target.worker_id, link.target.worker_epoch): link
+            for link in self._links.values()
+            if link.state == "open"
+        }
+        return next((links[key] for key in wanted if key in links), None)
+
+    def receive(self, link_id: str, message: LinkMessage) -> None:
+        link = self._links.get(link_id)
+        if link is not None:
+            link.on_message(message)
+
+    def end(self, link_id: str) -> None:
+        """The control stream ended: the prefill worker is gone, or closed it."""
+        link = self._links.get(link_id)
+        if link is not None:
+            link.close("peer_died")
+
+    def tick(self) -> None:
+        """Open the next link that is missing, unless one is being opened."""
+        if any(link.state == "opening" for link in self._links.values()):
+            return
+        linked = {link.target.worker_id for link in self._links.values()}
+        for target in self._targets.values():
+            lost = self._failed.get(target.worker_id) == target.worker_epoch
+            if target.worker_id not in linked and not lost:
+                self._open(target)
+                return
+
+    def _open(self, target: PrefillTarget) -> None:
+        link_id = secrets.token_hex(16)
+        link = ReceivingLink(
+            link_id, target, self._cache, self._connector, self._settings, self._host,
+            lambda event: self._on_event(link, event), self._clock,
+        )  # fmt: skip
+        self._links[link_id] = link
+        self._deliver(OpenLink(link_id=link_id, target=target))
+        link.start()
+
+    def _on_event(self, link: ReceivingLink, event: LinkEvent) -> None:
+        if isinstance(event, LinkFailed):
+            self._links.pop(link.link_id, None)
+            self._failed[link.target.worker_id] = link.target.worker_epoch
+            self._deliver(CloseLink(link_id=link.link_id, error=None))
+        self._emit(link, event)
+
+    def reports(self) -> list[LinkReport]:
+        live = [
+            LinkReport(
+                worker_id=link.target.worker_id,
+                worker_epoch=link.target.worker_epoch,
+                state=link.state,
+            )
+            for link in self._links.values()
+        ]
+        failed = [
+            LinkReport(worker_id=worker_id, worker_epoch=epoch, state="failed")
+            for worker_id, epoch in self._failed.items()
+            if worker_id in self._targets and self._targets[worker_id].worker_epoch == epoch
+        ]
+        return live + failed
+
+    def close(self) -> None:
+        for link in list(self._links.values()):
+            link.close("shutdown")

@@ -1,0 +1,135 @@
+"""The live Decode streams of one decode worker, and everything that is ever said on them.
+
+Knows nothing about links or blocks. A stream gets its tokens in order, each once, and exactly one end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tasuki.engine.core import Host
+from tasuki.engine.loop import status_of
+from tasuki.errors import TasukiError
+from tasuki.messages import (
+    FailedEvent,
+    FinishedEvent,
+    FinishReason,
+    FirstTokenParts,
+    HandoffTimings,
+    PrefillTarget,
+    TokensEvent,
+)
+from tasuki.request import Request
+from tasuki.transfer.handoff import Handoff
+from tasuki.transfer.receiving_link import ReceivingLink
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """One attempt to have the prompt computed elsewhere."""
+
+    handoff: Handoff
+    link: ReceivingLink
+    target: PrefillTarget
+    at: float
+
+
+@dataclass(eq=False)
+class DecodeStream:
+    stream_id: int  # also the request's key in the engine
+    request: Request
+    seen: float
+    candidates: list[PrefillTarget]
+    dispatch: Dispatch | None = None  # while a prefill worker is at it
+    cached_tokens: int = 0
+    # where the time to the first token went
+    reservation: float = 0.0
+    prefill_queue: float = 0.0
+    prefill_compute: float = 0.0
+    fallback: float = 0.0
+    queued_at: float | None = None  # handed to the scheduler with a prompt to compute
+    # the second token
+    first_token_at: float | None = None
+    decode_from: float | None = None  # the handoff was committed; local: the first token
+    first_decode: float = 0.0
+    transfer: HandoffTimings = field(default_factory=HandoffTimings)
+    told: int = 0  # output tokens that left
+
+
+class Streams:
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._streams: dict[int, DecodeStream] = {}
+
+    def __iter__(self) -> Iterator[DecodeStream]:
+        return iter(list(self._streams.values()))
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def get(self, stream_id: int) -> DecodeStream | None:
+        return self._streams.get(stream_id)
+
+    def open(self, stream: DecodeStream) -> None:
+        self._streams[stream.stream_id] = stream
+
+    def drop(self, stream: DecodeStream) -> None:
+        """Nobody listens any more."""
+        self._streams.pop(stream.stream_id, None)
+
+    def tell_tokens(self, stream: DecodeStream, token_ids: list[int], now: float) -> None:
+        """Tokens that became ready together."""
+        parts = None
+        if stream.told == 0:
+            parts = self._first_parts(stream, now)
+        elif stream.decode_from is not None and not stream.first_decode:
+            stream.first_decode = now - stream.decode_from
+        event = TokensEvent(
+            index=stream.told,
+            token_ids=token_ids,
+            offsets=[now - stream.seen] * len(token_ids),
+            parts=parts,
+        )
+        stream.told += len(token_ids)
+        self._host.emit(stream.stream_id, event)
+
+    def _first_parts(self, stream: DecodeStream, now: float) -> FirstTokenParts:
+        stream.first_token_at = now
+        if stream.queued_at is not None:  # the prompt, or its rest, was computed here
+            scheduled = stream.request.first_scheduled
+            scheduled = now if scheduled is None else scheduled
+            stream.prefill_queue = scheduled - stream.queued_at
+            stream.prefill_compute = now - scheduled
+            stream.decode_from = now
+        return FirstTokenParts(
+            reservation=stream.reservation,
+            prefill_queue=stream.prefill_queue,
+            prefill_compute=stream.prefill_compute,
+            fallback=stream.fallback,
+        )
+
+    def finish(self, stream: DecodeStream, reason: FinishReason) -> None:
+        request, transfer = stream.request, stream.transfer
+        event = FinishedEvent(
+            finish_reason=reason,
+            prompt_tokens=request.prompt_len,
+            output_tokens=len(request.output_token_ids),
+            cached_tokens=stream.cached_tokens,
+            computed_prompt_tokens=request.computed_prompt_tokens,
+            handoff=HandoffTimings(
+                transfer=transfer.transfer,
+                exposed_transfer=transfer.exposed_transfer,
+                commit_wait=transfer.commit_wait,
+                first_decode=stream.first_decode,
+                nbytes=transfer.nbytes,
+                blocks=transfer.blocks,
+            ),
+            preemptions=request.preemptions,
+        )
+        self._host.emit(stream.stream_id, event)
+        self.drop(stream)
+
+    def fail(self, stream: DecodeStream, error: TasukiError) -> None:
+        self._host.emit(stream.stream_id, FailedEvent(error=status_of(error)))
+        self.drop(stream)

@@ -1,0 +1,180 @@
+"""The engine: one model, one KV cache, one scheduler. The same for both roles, and usable in process.
+
+    engine = Engine.load(WorkerConfig(model="path/to/model"))
+    engine.add(request)
+    while engine.has_work:
+        for update in engine.step():
+            print(update.request.request_id, update.token_ids)
+
+Knows nothing about streams, handoffs or other processes. `step` is `schedule`, `execute`, `update`;
+a worker calls the three itself, and holds its lock for the first and the last only.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import torch
+
+from tasuki.clock import Clock, monotonic
+from tasuki.config import WorkerConfig
+from tasuki.engine.memory import available_memory, choose_num_blocks, require_memory
+from tasuki.engine.runner import ModelRunner
+from tasuki.errors import ConfigError, InvalidRequestError, RequestTooLongError
+from tasuki.kv.cache import KVCache
+from tasuki.kv.manager import KVCacheManager
+from tasuki.messages import FinishReason, LayoutDescription, SamplingParams
+from tasuki.model.config import ModelConfig
+from tasuki.model.transformer import CausalLM
+from tasuki.model.weights import weights_digest
+from tasuki.request import Request
+from tasuki.scheduler.config import SchedulerConfig
+from tasuki.scheduler.output import ModelRunnerOutput, RequestUpdate, SchedulerOutput
+from tasuki.scheduler.scheduler import Scheduler
+
+SPEED_MEMORY = 0.8  # weight of the past in the running mean of measured speed
+
+
+class Engine:
+    def __init__(
+        self,
+        model: CausalLM,
+        cache: KVCache,
+        scheduler: Scheduler,
+        identity: LayoutDescription,
+        clock: Clock = monotonic,
+    ) -> None:
+        self.model = model
+        self.cache = cache
+        self.scheduler = scheduler
+        self.blocks = scheduler.blocks
+        self.identity = identity
+        self.runner = ModelRunner(model, cache)
+        self.clock = clock
+        self.prefill_tokens_per_second = 0.0
+
+    @classmethod
+    def load(cls, config: WorkerConfig, *, allocate_whole_prompt: bool = False) -> Engine:
+        """Load a model directory. Raises ModelError or ConfigError, before any heavy work if it can."""
+        directory = Path(config.model)
+        model_config = ModelConfig.from_directory(directory)
+        max_model_len = config.max_model_len or model_config.max_position
+        if not 1 < max_model_len <= model_config.max_position:
+            raise ConfigError(
+                f"--max-model-len is {max_model_len}; expected 2 to {model_config.max_position}, "
+                "the positions this model was trained for"
+            )
+        if config.threads < 1:
+            raise ConfigError(f"--threads is {config.threads}; expected at least 1")
+        torch.set_num_threads(config.threads)
+        layout = model_config.kv_layout(config.block_size, config.dtype)
+        num_blocks = choose_num_blocks(layout, max_model_len, config.kv_blocks)
+        require_memory(model_config.weight_bytes(config.dtype), layout, num_blocks, available_memory())
+        model = CausalLM.load(directory, dtype=config.dtype)
+        identity = layout.describe(
+            model_id=model_config.model_id,
+            weights_digest=weights_digest(directory),
+            numerics=model.numerics(),
+        )
+        limits = SchedulerConfig(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=max_model_len,
+            allocate_whole_prompt=allocate_whole_prompt,
+        )
+        scheduler = Scheduler(limits, KVCacheManager(layout, num_blocks))
+        return cls(model, KVCache(layout, num_blocks), scheduler, identity)
+
+    # --- requests -----------------------------------------------------------------------------
+
+    @property
+    def max_model_len(self) -> int:
+        return self.scheduler.config.max_model_len
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def validate(self, prompt_token_ids: list[int], sampling: SamplingParams) -> None:
+        """Raise InvalidRequestError for what could never be computed here."""
+        if not prompt_token_ids:
+            raise InvalidRequestError("the prompt is empty; expected at least one token")
+        vocab_size = self.model.config.vocab_size
+        if not 0 <= min(prompt_token_ids) <= max(prompt_token_ids) < vocab_size:
+            raise InvalidRequestError(f"token ids must lie between 0 and {vocab_size - 1}")
+        if sampling.max_tokens < 1:
+            raise InvalidRequestError(f"max_tokens is {sampling.max_tokens}; expected at least 1")
+        if not 0.0 <= sampling.temperature < float("inf"):
+            raise InvalidRequestError(
+                f"temperature is {sampling.temperature}; expected a finite number, not negative"
+            )
+        self._require_length(len(prompt_token_ids), sampling.max_tokens)
+
+    def _require_length(self, prompt_len: int, max_tokens: int) -> None:
+        if prompt_len >= self.max_model_len:
+            raise RequestTooLongError(
+                f"the prompt has {prompt_len} tokens; this worker takes at most "
+                f"{self.max_model_len - 1} and one of output"
+            )
+        most = min(prompt_len + max_tokens, self.max_model_len)
+        if not self.blocks.fits(most):
+            capacity = self.blocks.pool.num_blocks * self.cache.layout.block_size
+            raise RequestTooLongError(
+                f"prompt and output may take {most} positions; the KV cache has {capacity}: "
+                "ask for fewer tokens or start the worker with more --kv-blocks"
+            )
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises InvalidRequestError."""
+        self.validate(request.prompt_token_ids, request.sampling)
+        self.scheduler.add(request)
+
+    def cancel(self, request: Request, reason: FinishReason = FinishReason.CANCELLED) -> None:
+        self.scheduler.cancel(request, reason)
+
+    # --- steps --------------------------------------------------------------------------------
+
+    def schedule(self) -> SchedulerOutput:
+        return self.scheduler.schedule(self.clock())
+
+    def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        """Run the forward; nothing of the scheduler is touched meanwhile."""
+        return self.runner.execute(plan) if plan.requests else ModelRunnerOutput(plan.step)
+
+    def update(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> list[RequestUpdate]:
+        return self.scheduler.update(plan, result)
+
+    def step(self) -> list[RequestUpdate]:
+        """One whole step, for use in process."""
+        plan = self.schedule()
+        return self.update(plan, self.execute(plan))
+
+    def measure(self, plan: SchedulerOutput, seconds: float) -> None:
+        """Learn the speed of prompt computation from a step that was mostly that."""
+        chunk = sum(len(r.token_ids) for r in plan.requests if len(r.token_ids) > 1)
+        if 2 * chunk < self.scheduler.config.max_num_batched_tokens or seconds <= 0:
+            return
+        speed, past = chunk / seconds, self.prefill_tokens_per_second
+        self.prefill_tokens_per_second = (
+            speed if not past else SPEED_MEMORY * past + (1 - SPEED_MEMORY) * speed
+        )
+
+    def warm_up(self) -> None:
+        """Run a full chunk and a few decode steps, so that no request meets a cold path."""
+        limits = self.scheduler.config
+        room = min(self.max_model_len, self.blocks.pool.num_blocks * self.cache.layout.block_size)
+        length = max(1, min(limits.max_num_batched_tokens, room - 4))
+        for key in (-1, -2):
+            sampling = SamplingParams(max_tokens=4, ignore_eos=True)
+            request = Request(key, "warm-up", [0] * length, sampling, frozenset(), self.clock())
+            self.add(request)
+            while self.has_work:
+                plan = self.schedule()
+                begin = time.perf_counter()
+                result = self.execute(plan)
+                self.measure(plan, time.perf_counter() - begin)
+                self.update(plan, result)
+
+    def check_integrity(self) -> None:
+        self.scheduler.check_integrity()

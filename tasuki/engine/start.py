@@ -1,0 +1,92 @@
+"""Starts an engine in this process or thread: load, warm up, say so, serve.
+
+What comes before `EngineReady` and what may go wrong on the way stands here, once for both forms.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import torch
+
+from tasuki import config as configuration
+from tasuki.config import WorkerConfig
+from tasuki.engine.core import Host, WorkerCore
+from tasuki.engine.engine import Engine
+from tasuki.engine.loop import EngineLoop, status_of
+from tasuki.engine.transport import SocketTransport, Transport
+from tasuki.errors import ConfigError, TasukiError
+from tasuki.messages import EngineFailed, EngineReady
+
+log = logging.getLogger(__name__)
+
+CoreFactory: TypeAlias = Callable[[Engine, WorkerConfig, int, Host], WorkerCore]
+"""(engine, config, worker_epoch, host) -> the role's core."""
+
+
+def serve(
+    config: WorkerConfig,
+    make_core: CoreFactory,
+    transport: Transport,
+    *,
+    allocate_whole_prompt: bool,
+) -> int:
+    """Load the engine and run its loop until the server ends it; returns an exit code."""
+    try:
+        engine = Engine.load(config, allocate_whole_prompt=allocate_whole_prompt)
+        engine.warm_up()
+        epoch = secrets.randbits(64)
+        loop = EngineLoop(
+            engine, transport, lambda host: make_core(engine, config, epoch, host)
+        )
+    except TasukiError as error:
+        transport.send(EngineFailed(error=status_of(error)))
+        transport.close()
+        return 1
+    transport.send(
+        EngineReady(
+            worker_epoch=epoch,
+            engine_pid=os.getpid(),
+            layout=engine.identity,
+            num_blocks=engine.blocks.pool.num_blocks,
+            block_bytes=engine.cache.layout.block_bytes,
+            max_model_len=engine.max_model_len,
+            vocab_size=engine.model.config.vocab_size,
+            facts=facts(engine),
+        )
+    )
+    gc.collect()
+    gc.freeze()  # a full collection of what never dies would pause every stream
+    return loop.run()
+
+
+def facts(engine: Engine) -> dict[str, str]:
+    """What was chosen or measured at start."""
+    layout, pool = engine.cache.layout, engine.blocks.pool
+    return {
+        **engine.model.facts(),
+        "torch": torch.__version__,
+        "threads": str(torch.get_num_threads()),
+        "kv_blocks": f"{pool.num_blocks} of {layout.block_bytes} bytes",
+        "prefill_tokens_per_second": f"{engine.prefill_tokens_per_second:.0f}",
+    }
+
+
+def main(make_core: CoreFactory, *, allocate_whole_prompt: bool, prog: str,
+         argv: Sequence[str] | None = None) -> int:  # fmt: skip
+    """The engine process: started by its server process with a socket to talk on."""
+    config = configuration.load(WorkerConfig, prog, "Engine process of a worker.", argv)
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format=f"%(asctime)s {prog} %(message)s"
+    )
+    if config.engine_fd < 0:
+        raise ConfigError("an engine process is started by its worker, not by hand")
+    transport = SocketTransport(socket.socket(fileno=config.engine_fd))
+    return serve(config, make_core, transport, allocate_whole_prompt=allocate_whole_prompt)

@@ -1,0 +1,46 @@
+"""One step's plan and one step's result: frozen plain data between scheduler and model runner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tasuki.messages import SamplingParams
+from tasuki.request import Request
+
+
+@dataclass(frozen=True)
+class ScheduledRequest:
+    """What to compute for one request: `token_ids` at positions from `num_computed_tokens` on."""
+
+    key: int
+    num_computed_tokens: int
+    token_ids: list[int]
+    block_ids: tuple[int, ...]  # the whole table, covering every position touched
+    samples: bool  # whether the last position's logits choose a token
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True)
+class SchedulerOutput:
+    step: int
+    requests: tuple[ScheduledRequest, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(request.token_ids) for request in self.requests)
+
+
+@dataclass(frozen=True)
+class ModelRunnerOutput:
+    """Sampled tokens by request key; a result for another step than the live one is stale."""
+
+    step: int
+    token_ids: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RequestUpdate:
+    """What one step did for one request."""
+
+    request: Request
+    token_ids: list[int]  # new output tokens: none while the prompt is being computed
