@@ -1,4 +1,4 @@
-"""`python -m decode`: the server process of a decode worker. Torch-free; the engine is its child."""
+"""`python -m decode`: the server process of a decode worker. Torch-free; its engine is a child."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 A request's life here:
  1. a Decode call arrives with prefill candidates, or with the reason why there are none;
- 2. with a candidate whose link is open it becomes a handoff (decode/handoffs.py); otherwise its prompt
-    is computed here, in chunks beside the running batch, and the router is told why;
+ 2. with a candidate whose link is open it becomes a handoff (decode/handoffs.py); otherwise its
+    prompt is computed here, in chunks beside the running batch, and the router is told why;
  3. from its first token on it is one of the running batch until EOS, length, cancel or failure.
 """
 
@@ -36,6 +36,7 @@ from tasuki.messages import (
     StartDecode,
     ToEngine,
 )
+from tasuki.reasons import AbandonReason
 from tasuki.request import Request, RequestStatus
 from tasuki.scheduler.output import RequestUpdate
 from tasuki.transfer.connector import Connector
@@ -117,11 +118,14 @@ class DecodeCore:
         asked = message.request
         if self.draining:
             raise UnavailableError("this worker is draining; try another", reason="draining")
-        if len(self.engine.scheduler.waiting) + self.handoffs.num_waiting >= self.config.max_waiting:
+        if (
+            len(self.engine.scheduler.waiting) + self.handoffs.num_waiting
+            >= self.config.max_waiting
+        ):
             raise QueueFullError(
                 f"{self.config.max_waiting} requests wait here already; try another worker or later"
             )
-        self.engine.validate(asked.prompt_token_ids, asked.sampling)
+        self.engine.validate(asked.prompt_token_ids, asked.sampling, asked.output_token_ids)
         request = Request(
             key=message.stream_id,
             request_id=asked.request_id,
@@ -152,7 +156,9 @@ class DecodeCore:
             return
         self.streams.drop(stream)
         if stream.request.status is RequestStatus.PARKED:
-            self.handoffs.drop(stream, message.reason.value, now)
+            late = message.reason is FinishReason.DEADLINE
+            reason = AbandonReason.DEADLINE if late else AbandonReason.CANCELLED
+            self.handoffs.drop(stream, reason, now)
             stream.request.status = RequestStatus.FINISHED
         else:
             self.engine.scheduler.cancel(stream.request, message.reason)
@@ -175,7 +181,7 @@ class DecodeCore:
     def _on_link_event(self, link: ReceivingLink, event: LinkEvent) -> None:
         self.handoffs.on_link_event(link, event, self.host.clock())
 
-    # --- state --------------------------------------------------------------------------------------
+    # --- state ----------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
         self.links.tick()

@@ -34,6 +34,7 @@ from tasuki.messages import (
     PrefillRequest,
     ProgressEvent,
 )
+from tasuki.reasons import AbandonReason
 from tasuki.request import RequestStatus
 from tasuki.transfer.handoff import Handoff, HandoffState
 from tasuki.transfer.link_events import (
@@ -48,7 +49,8 @@ from tasuki.transfer.link_events import (
 from tasuki.transfer.receiving_link import ReceivingLink
 
 LIVE_STATES = (HandoffState.RESERVED, HandoffState.DISPATCHED, HandoffState.TRANSFERRING)
-LOCAL_ENDINGS = ("finished", "cancelled")  # neither a failure nor a fallback
+LOCAL_ENDINGS = (AbandonReason.FINISHED, AbandonReason.CANCELLED)  # no failure, no fallback
+LINK_FAILURES = {"peer_died": AbandonReason.PREFILL_DIED, "digest": AbandonReason.DIGEST}
 
 
 class Handoffs:
@@ -135,9 +137,7 @@ class Handoffs:
         self._dispatched[handoff.handoff_id] = stream
         link.expect(handoff, self._engine.blocks.table(request.key)[:prompt_blocks])
         handoff.dispatch(now)
-        self._host.emit(
-            stream.stream_id, DispatchedEvent(prefill_worker_id=link.target.worker_id)
-        )
+        self._host.emit(stream.stream_id, DispatchedEvent(prefill_worker_id=link.target.worker_id))
         self._host.deliver(
             CallPrefill(
                 target=link.target,
@@ -187,7 +187,7 @@ class Handoffs:
         stream.request.append(event.token_id, self._engine.max_model_len)
         self._streams.tell_tokens(stream, [event.token_id], now)
         if stream.request.finish_reason is not None:
-            self.drop(stream, "finished", now)
+            self.drop(stream, AbandonReason.FINISHED, now)
             stream.request.status = RequestStatus.FINISHED
             self._end(stream, now)
             return
@@ -211,11 +211,11 @@ class Handoffs:
             case DigestMismatch():
                 stream = self._dispatched.get(event.handoff_id)
                 if stream is not None:
-                    self.fall_back(stream, "digest", now)
+                    self.fall_back(stream, AbandonReason.DIGEST, now)
             case PeerAbandoned():
                 stream = self._dispatched.get(event.handoff_id)
                 if stream is not None and event.reason != "finished":
-                    self.fall_back(stream, "prefill_died", now)
+                    self.fall_back(stream, AbandonReason.PREFILL_DIED, now)
             case BlocksReleased():
                 self._engine.blocks.release(event.block_ids)
             case LinkFailed():
@@ -225,19 +225,18 @@ class Handoffs:
 
     def _lose_link(self, link: ReceivingLink, event: LinkFailed, now: float) -> None:
         lost = [s for s in self._dispatched.values() if s.dispatch and s.dispatch.link is link]
-        reason = "prefill_died" if event.reason == "peer_died" else "link_down"
         for stream in lost:
-            self.fall_back(stream, "digest" if event.reason == "digest" else reason, now)
+            self.fall_back(stream, LINK_FAILURES.get(event.reason, AbandonReason.LINK_DOWN), now)
         self._engine.blocks.release(event.released_block_ids)
 
     def tick(self, now: float) -> None:
         """Give up handoffs that make no progress."""
         for stream in list(self._dispatched.values()):
             if stream.dispatch is not None and stream.dispatch.handoff.expired(now):
-                self.fall_back(stream, "stalled", now)
+                self.fall_back(stream, AbandonReason.STALLED, now)
         self.grant(now)
 
-    # --- the end of a handoff -----------------------------------------------------------------------
+    # --- the end of a handoff -------------------------------------------------------------------
 
     def _join(self, stream: DecodeStream, dispatch: Dispatch, now: float) -> None:
         """Committed and the first token known: the request may decode."""
@@ -260,14 +259,17 @@ class Handoffs:
         )
         metrics = self._host.metrics
         metrics.observe("kv_transfer_seconds", pieces.transfer)
-        metrics.observe(
-            "kv_transfer_exposed_seconds", pieces.exposed_transfer + pieces.commit_wait
-        )
+        metrics.observe("kv_transfer_exposed_seconds", pieces.exposed_transfer + pieces.commit_wait)
         metrics.observe("kv_transfer_bytes", nbytes)
         self._engine.scheduler.adopt(request)
 
     def fall_back(
-        self, stream: DecodeStream, reason: str, now: float, *, call_is_over: bool = False
+        self,
+        stream: DecodeStream,
+        reason: AbandonReason,
+        now: float,
+        *,
+        call_is_over: bool = False,
     ) -> None:
         """Keep what arrived and compute the rest of the prompt here."""
         dispatch = stream.dispatch
@@ -301,7 +303,7 @@ class Handoffs:
         else:
             scheduler.add(stream.request)
 
-    def drop(self, stream: DecodeStream, reason: str, now: float) -> None:
+    def drop(self, stream: DecodeStream, reason: AbandonReason, now: float) -> None:
         """The request ended while its handoff was going on, or while it waited for one."""
         if stream in self._waiting:
             self._waiting.remove(stream)
@@ -315,14 +317,14 @@ class Handoffs:
         self._engine.blocks.free(stream.request.key, in_flight)
         if reason not in LOCAL_ENDINGS:
             self._host.metrics.add("kv_transfer_failures_total", reason=reason)
-        if reason != "finished":
+        if reason is not AbandonReason.FINISHED:
             self._host.deliver(CancelPrefillCall(handoff_id=dispatch.handoff.handoff_id))
 
     def _forget(self, stream: DecodeStream, dispatch: Dispatch) -> None:
         del self._dispatched[dispatch.handoff.handoff_id]
         stream.dispatch = None
 
-    # --- state --------------------------------------------------------------------------------------
+    # --- state ----------------------------------------------------------------------------------
 
     @property
     def num_waiting(self) -> int:
@@ -352,10 +354,11 @@ class Handoffs:
             stream.dispatch.handoff.check_integrity()
 
 
-def fallback_reason(error: ErrorStatus) -> str:
+def fallback_reason(error: ErrorStatus) -> AbandonReason:
     """Why a Prefill call that ended with `error` makes us compute here, as a fallback reason."""
     if error.reason in ("link_down", "layout", "deadline"):
-        return error.reason
+        return AbandonReason(error.reason)
     if error.code in ("UNAVAILABLE", "CANCELLED", "INTERNAL") and error.reason != "draining":
-        return "prefill_died"
-    return "deadline" if error.code == "DEADLINE_EXCEEDED" else "refused"
+        return AbandonReason.PREFILL_DIED
+    late = error.code == "DEADLINE_EXCEEDED"
+    return AbandonReason.DEADLINE if late else AbandonReason.REFUSED

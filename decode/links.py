@@ -1,7 +1,8 @@
 """The links of a decode worker: opened in the background as prefill workers become known.
 
-Knows nothing about requests. One attempt at a time, so that a worker that does not answer holds up only
-the attempts behind it, never a request: a request uses the links that are open when it comes.
+Knows nothing about requests. One attempt at a time, so that a worker that does not answer holds
+up only the attempts behind it, never a request: a request uses the links that are open when it
+comes.
 """
 
 from __future__ import annotations
@@ -48,6 +49,12 @@ class ReceivingLinks:
         self._targets: dict[str, PrefillTarget] = {}
         self._links: dict[str, ReceivingLink] = {}
         self._failed: dict[str, int] = {}  # worker -> epoch to which the link was lost
+        self._stale = 0  # of links that are gone
+
+    @property
+    def stale(self) -> int:
+        """Messages and segments that came too late."""
+        return self._stale + sum(link.stale for link in self._links.values())
 
     def __iter__(self) -> Iterator[ReceivingLink]:
         return iter(self._links.values())
@@ -59,6 +66,11 @@ class ReceivingLinks:
             target = self._targets.get(link.target.worker_id)
             if target is None or target.worker_epoch != link.target.worker_epoch:
                 link.close("peer_died")  # it is gone, or has another engine now
+        self._failed = {
+            worker_id: epoch
+            for worker_id, epoch in self._failed.items()
+            if worker_id in self._targets
+        }
 
     def usable(self, candidates: list[PrefillTarget]) -> ReceivingLink | None:
         """The open link to the first candidate that has one, of the epoch the router means."""
@@ -83,6 +95,8 @@ class ReceivingLinks:
 
     def tick(self) -> None:
         """Open the next link that is missing, unless one is being opened."""
+        for link in list(self._links.values()):
+            link.expire()
         if any(link.state == "opening" for link in self._links.values()):
             return
         linked = {link.target.worker_id for link in self._links.values()}
@@ -105,6 +119,7 @@ class ReceivingLinks:
     def _on_event(self, link: ReceivingLink, event: LinkEvent) -> None:
         if isinstance(event, LinkFailed):
             self._links.pop(link.link_id, None)
+            self._stale += link.stale
             self._failed[link.target.worker_id] = link.target.worker_epoch
             self._deliver(CloseLink(link_id=link.link_id, error=None))
         self._emit(link, event)

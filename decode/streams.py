@@ -1,6 +1,7 @@
 """The live Decode streams of one decode worker, and everything that is ever said on them.
 
-Knows nothing about links or blocks. A stream gets its tokens in order, each once, and exactly one end.
+Knows nothing about links or blocks. A stream gets its tokens in order, each once, and exactly one
+end.
 """
 
 from __future__ import annotations

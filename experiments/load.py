@@ -1,4 +1,6 @@
-"""The open-loop load generator: every request is sent at its scheduled time, whatever happened before."""
+"""The open-loop load generator: every request is sent at its scheduled time, whatever happened
+before.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ LEAD_SECONDS = 0.2  # between building the tasks and the first scheduled time
 
 
 async def replay(
-    target: str, requests: Sequence[ScheduledRequest], *, timeout: float = 120.0
+    target: str, requests: Sequence[ScheduledRequest], *, patience: float = 120.0
 ) -> list[Record]:
     """Send `requests` to the router at `target`; returns one record each, in their order."""
     async with Client(target) as client:
@@ -23,14 +25,12 @@ async def replay(
         start = time.monotonic() + LEAD_SECONDS
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(_send(client, request, start, timeout)) for request in requests
+                group.create_task(_send(client, request, start, patience)) for request in requests
             ]
     return [task.result() for task in tasks]
 
 
-async def _send(
-    client: Client, request: ScheduledRequest, start: float, timeout: float
-) -> Record:
+async def _send(client: Client, request: ScheduledRequest, start: float, patience: float) -> Record:
     await asyncio.sleep(max(0.0, start + request.at - time.monotonic()))
     sent = time.monotonic() - start
     first: float | None = None
@@ -43,7 +43,7 @@ async def _send(
             prompt_token_ids=request.prompt_token_ids,
             max_tokens=request.max_tokens,
             ignore_eos=True,  # the trace says how long the answer is
-            timeout=timeout,
+            timeout=patience,
         ):
             if output.token_ids:
                 last = time.monotonic() - start

@@ -1,4 +1,4 @@
-"""What is written down about each request of a run. Plain data; every report is computed from it."""
+"""What is written down about each request of a run: every report is computed from it."""
 
 from __future__ import annotations
 

@@ -48,7 +48,10 @@ def percentiles(values: Sequence[float]) -> Percentiles:
 
 
 def is_good(record: Record, slo: Slo) -> bool:
-    result = judge(slo, record.ttft, record.tpot, completed=record.completed)
+    if record.ttft is None:
+        return False
+    tpot = record.tpot if record.tokens > 1 else None
+    result = judge(slo, ttft=record.ttft, tpot=tpot, completed=record.completed)
     return result is SloResult.MET
 
 

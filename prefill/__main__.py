@@ -1,4 +1,6 @@
-"""`python -m prefill`: the server process of a prefill worker. Torch-free; the engine is its child."""
+"""`python -m prefill`: the server process of a prefill worker. Torch-free; the engine is its
+child.
+"""
 
 from __future__ import annotations
 

@@ -3,11 +3,13 @@
 A prompt's life here:
  1. a Prefill call arrives; a stale epoch, an unknown link or a full queue refuses it at once;
  2. Accepted; it waits until the whole prompt fits into the cache, and is then computed in chunks;
- 3. after every chunk the blocks that are complete are offered to the link, while the next one computes;
- 4. the first token is sampled here and sent at once; the last block follows with a clean tail; Commit;
+ 3. after every chunk the blocks that are complete are offered to the link, while the next one
+    computes;
+ 4. the first token is sampled here and sent at once; the last block follows with a clean tail;
+    Commit;
  5. when every announced segment was received, the blocks are freed and the call ends.
-When the call ends early, whatever the reason, compute stops, and the blocks are freed as soon as what
-was announced has been received or the link is fenced.
+When the call ends early, whatever the reason, compute stops, and the blocks are freed as soon as
+what was announced has been received or the link is fenced.
 """
 
 from __future__ import annotations
@@ -40,14 +42,23 @@ from tasuki.messages import (
     StartPrefill,
     ToEngine,
 )
+from tasuki.reasons import AbandonReason
 from tasuki.request import Request, RequestStatus
 from tasuki.scheduler.output import RequestUpdate
-from tasuki.transfer.link_events import HandoffDrained, LinkEvent, LinkFailed
+from tasuki.transfer.connector import Connector
+from tasuki.transfer.link_events import HandoffDrained, LinkEvent, LinkFailed, SegmentSent
 from tasuki.transfer.sending_link import SendingLink
 
 
 class PrefillCore:
-    def __init__(self, engine: Engine, config: WorkerConfig, epoch: int, host: Host) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        config: WorkerConfig,
+        epoch: int,
+        host: Host,
+        connector: Connector | None = None,
+    ) -> None:
         self.engine = engine
         self.config = config
         self.epoch = epoch
@@ -56,9 +67,14 @@ class PrefillCore:
         self._jobs: dict[int, Job] = {}  # by stream, which is also the request's key
         self._by_handoff: dict[str, Job] = {}
         self.links = SendingLinks(
-            engine.cache, make_connector(config), link_settings(config, epoch, engine.identity),
-            host, host.deliver, self._on_link_event, host.clock,
-        )  # fmt: skip
+            engine.cache,
+            connector or make_connector(config),
+            link_settings(config, epoch, engine.identity),
+            host,
+            host.deliver,
+            self._on_link_event,
+            host.clock,
+        )
 
     # --- messages -------------------------------------------------------------------------------
 
@@ -105,8 +121,8 @@ class PrefillCore:
                 f"the call is for epoch {asked.prefill_epoch:016x} of this worker, which has "
                 f"{self.epoch:016x}: its engine was restarted; wait for the new link"
             )
-        if link is None or link.state != "open":
-            raise TransferError(f"link {asked.link_id} is not open here; wait until it is")
+        if link is None or link.state == "failed":  # the peer may see it open before we do
+            raise TransferError(f"link {asked.link_id} does not exist here; open a new one")
         if asked.handoff_id in self._by_handoff:
             raise TransferError(f"handoff {asked.handoff_id} exists already; draw a new id")
         if len(self.engine.scheduler.waiting) >= self.config.max_waiting:
@@ -140,12 +156,9 @@ class PrefillCore:
         if job is None:
             return
         job.told = True  # nobody listens any more
-        self._give_up(job, message.reason.value)
-
-    def _give_up(self, job: Job, reason: str) -> None:
-        """Stop computing; the blocks come home when the link has nothing outstanding."""
+        # compute stops; the blocks come home when the link has nothing of it outstanding
         self.engine.scheduler.cancel(job.request, FinishReason.CANCELLED)
-        job.link.abandon(job.asked.handoff_id, reason)
+        job.link.abandon(job.asked.handoff_id, AbandonReason.CANCELLED)
         self._settle(job)
 
     # --- steps ------------------------------------------------------------------------------------
@@ -192,7 +205,7 @@ class PrefillCore:
         self.host.flush_events()  # before the KV: the client's first token waits for nothing
         self.host.metrics.add("prefill_tokens_total", request.prompt_len, kind="computed")
         if finish is not None:
-            job.link.abandon(job.asked.handoff_id, "finished")
+            job.link.abandon(job.asked.handoff_id, AbandonReason.FINISHED)
         else:
             tail = request.prompt_len % self._block_size
             if tail:
@@ -206,9 +219,12 @@ class PrefillCore:
 
     def _on_link_event(self, link: SendingLink, event: LinkEvent) -> None:
         match event:
+            case SegmentSent():
+                self.host.metrics.add("kv_sent_bytes_total", event.nbytes)
             case HandoffDrained():
                 job = self._by_handoff.get(event.handoff_id)
                 if job is not None:
+                    job.drained = True
                     self._settle(job)
             case LinkFailed():
                 for job in [job for job in self._jobs.values() if job.link is link]:
@@ -221,6 +237,7 @@ class PrefillCore:
             error = TransferError(event.message, reason="link_down")
             self.host.emit(job.stream_id, FailedEvent(error=status_of(error)))
             job.told = True
+        job.drained = True  # the link is fenced
         self.engine.scheduler.cancel(job.request, FinishReason.CANCELLED)
         self._settle(job)
 
@@ -228,21 +245,23 @@ class PrefillCore:
         """End the job once it is computed or given up and nothing of it is outstanding."""
         if job.request.status is not RequestStatus.FINISHED or job.stream_id not in self._jobs:
             return
-        if not job.link.is_drained(job.asked.handoff_id):
+        if not job.drained:
             return
         del self._jobs[job.stream_id], self._by_handoff[job.asked.handoff_id]
         self.engine.scheduler.release(job.request)
         if not job.told:
             self.host.emit(job.stream_id, PrefillDoneEvent())
 
-    # --- state --------------------------------------------------------------------------------------
+    # --- state ----------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
+        self.links.tick()
         metrics = self.host.metrics
         metrics.level("waiting_requests", len(self.engine.scheduler.waiting))
         for state in ("opening", "open", "failed"):
             metrics.level("links", sum(link.state == state for link in self.links), state=state)
-        metrics.total("kv_sent_bytes_total", self.links.sent_bytes)
+        metrics.level("prefill_queue_tokens", self.engine.scheduler.queued_tokens)
+        metrics.total("stale_results_dropped_total", self.links.stale)
 
     def report(self, now: float) -> LoadReport:
         scheduler, pool = self.engine.scheduler, self.engine.blocks.pool
@@ -259,8 +278,13 @@ class PrefillCore:
             waiting=len(scheduler.waiting),
             prefill_tokens_per_second=self.engine.prefill_tokens_per_second,
             links=[
-                LinkReport(worker_id=link.peer_id, worker_epoch=link.peer_epoch, state=link.state)
+                LinkReport(
+                    worker_id=link.peer.worker_id,
+                    worker_epoch=link.peer.worker_epoch,
+                    state=link.state,
+                )
                 for link in self.links
+                if link.peer is not None
             ],
         )
 

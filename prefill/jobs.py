@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tasuki.messages import FinishReason, PrefillRequest
 from tasuki.request import Request
@@ -17,7 +17,8 @@ class Job:
     link: SendingLink
     accepted_at: float
     sends: bool  # False when the first token is certain to be the last: no KV is needed then
-    next_block: int = field(default=0)  # first logical block not offered yet
+    next_block: int  # first logical block not offered yet
+    drained: bool = False  # the link reads none of its blocks any more, and never will
     told: bool = False  # the stream has ended
 
     def finish_reason(self, token_id: int, max_model_len: int) -> FinishReason | None:

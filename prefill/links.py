@@ -34,6 +34,17 @@ class SendingLinks:
         self._emit = emit
         self._clock = clock
         self._links: dict[str, SendingLink] = {}
+        self._stale = 0  # of links that are gone
+
+    @property
+    def stale(self) -> int:
+        """Messages and calls that came too late."""
+        return self._stale + sum(link.stale for link in self._links.values())
+
+    def tick(self) -> None:
+        """Look at the deadlines of links that are being opened."""
+        for link in list(self._links.values()):
+            link.expire()
 
     def __iter__(self) -> Iterator[SendingLink]:
         return iter(self._links.values())
@@ -69,12 +80,17 @@ class SendingLinks:
 
     def _fence_older(self, newer: SendingLink, decode_worker_id: str) -> None:
         for link in list(self._links.values()):
-            if link is not newer and link.peer_id == decode_worker_id:
+            if (
+                link is not newer
+                and link.peer is not None
+                and link.peer.worker_id == decode_worker_id
+            ):
                 link.close("replaced")
 
     def _on_event(self, link: SendingLink, event: LinkEvent) -> None:
         if isinstance(event, LinkFailed):
             self._links.pop(link.link_id, None)
+            self._stale += link.stale
             error = ErrorStatus(
                 code="FAILED_PRECONDITION" if event.reason == "layout" else "UNAVAILABLE",
                 reason=event.reason,

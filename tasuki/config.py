@@ -1,13 +1,15 @@
 """One loader for the settings of every process: flags over environment over defaults.
 
-A setting is a field of a frozen dataclass; its flag is `--name-with-dashes`, its environment variable
-`TASUKI_NAME_WITH_UNDERSCORES`, its help text stands beside it. Knows nothing about what settings mean.
+A setting is a field of a frozen dataclass; its flag is `--name-with-dashes`, its environment
+variable `TASUKI_NAME_WITH_UNDERSCORES`, its help text stands beside it. Knows nothing about what
+settings mean.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import os
 import types
 import typing
@@ -75,9 +77,7 @@ def build(cls: type[T], given: Mapping[str, Any], env: Mapping[str, str] | None 
     return cls(**values)
 
 
-def load(
-    cls: type[T], prog: str, description: str, argv: Sequence[str] | None = None
-) -> T:
+def load(cls: type[T], prog: str, description: str, argv: Sequence[str] | None = None) -> T:
     """Parse a whole command line for one process."""
     parser = argparse.ArgumentParser(
         prog=prog, description=description, allow_abbrev=False,
@@ -112,6 +112,17 @@ def effective(config: Any) -> dict[str, str]:
         for field in dataclasses.fields(config)
         if "secret" not in field.name
     }
+
+
+def require_range(config: Any, least: float, *names: str, most: float = math.inf) -> None:
+    """Raise ConfigError naming the first of these settings that is no number from least to most."""
+    for name in names:
+        value = getattr(config, name)
+        if isinstance(value, bool) or not (math.isfinite(value) and least <= value <= most):
+            upper = "" if most == math.inf else f" and at most {most:g}"
+            raise ConfigError(
+                f"{flag_name(name)} is {value}; expected a number of at least {least:g}{upper}"
+            )
 
 
 def _plain_type(cls: type[Any], name: str) -> type[Any]:
@@ -171,3 +182,11 @@ class WorkerConfig:
     lifeline_fd: int = setting(-1, "Exit when this inherited pipe closes; -1: none.")
     ready_fd: int = setting(-1, "Write one line of JSON to this descriptor when ready; -1: stdout.")
     engine_fd: int = setting(-1, "Engine process only: the socket to its server process.")
+
+    def __post_init__(self) -> None:
+        require_range(self, 1, "threads", "block_size", "max_num_seqs", "max_num_batched_tokens")
+        require_range(self, 1, "max_waiting", "segment_bytes", "window_bytes")
+        require_range(self, 0, "kv_blocks", "max_model_len")
+        require_range(self, 0, "port", "metrics_port", most=65535)
+        require_range(self, 0.001, "link_timeout", "handoff_timeout", "reserve_timeout")
+        require_range(self, 0, "drain_timeout")

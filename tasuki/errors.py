@@ -26,7 +26,9 @@ class Code(StrEnum):
 
 
 class TasukiError(Exception):
-    """Base of all typed errors. `reason` is a bounded word for metrics, the message is for people."""
+    """Base of all typed errors. `reason` is a bounded word for metrics; the message is for
+    people.
+    """
 
     code: ClassVar[Code] = Code.INTERNAL
     default_reason: ClassVar[str] = "internal"
@@ -69,6 +71,20 @@ class UnknownModelError(TasukiError):
 
     code = Code.NOT_FOUND
     default_reason = "invalid"
+
+
+class WrongRoleError(TasukiError):
+    """A call that this process's role does not serve; the caller's registry is wrong."""
+
+    code = Code.FAILED_PRECONDITION
+    default_reason = "wrong_role"
+
+
+class UnsupportedError(TasukiError):
+    """A method that the other side does not know: its version is older, or it is no tasuki."""
+
+    code = Code.UNIMPLEMENTED
+    default_reason = "unsupported"
 
 
 class QueueFullError(TasukiError):
@@ -120,7 +136,7 @@ class TransferError(TasukiError):
 
 
 class LayoutMismatchError(TransferError):
-    """Two workers disagree about the shape of KV; the message names the first field that differs."""
+    """Two workers disagree about the shape of KV; the message names the first such field."""
 
     code = Code.FAILED_PRECONDITION
     default_reason = "layout"
@@ -131,3 +147,41 @@ class FenceLostError(TransferError):
 
     code = Code.INTERNAL
     default_reason = "fence"
+
+
+_BY_REASON: tuple[type[TasukiError], ...] = (
+    ConfigError,
+    ModelError,
+    InvalidRequestError,
+    RequestTooLongError,
+    UnknownModelError,
+    WrongRoleError,
+    UnsupportedError,
+    QueueFullError,
+    NoKVError,
+    DeadlineError,
+    CancelledError,
+    UnavailableError,
+    EngineDiedError,
+    TransferError,
+    LayoutMismatchError,
+    FenceLostError,
+)
+_BY_CODE: dict[Code, type[TasukiError]] = {
+    Code.INVALID_ARGUMENT: InvalidRequestError,
+    Code.NOT_FOUND: UnknownModelError,
+    Code.FAILED_PRECONDITION: ModelError,
+    Code.UNIMPLEMENTED: UnsupportedError,
+    Code.RESOURCE_EXHAUSTED: QueueFullError,
+    Code.DEADLINE_EXCEEDED: DeadlineError,
+    Code.CANCELLED: CancelledError,
+    Code.UNAVAILABLE: UnavailableError,
+}
+
+
+def error_class_for(code: Code, reason: str) -> type[TasukiError]:
+    """The class an error had on the other side: by code and reason, else the one for the code."""
+    for cls in _BY_REASON:
+        if cls.code is code and cls.default_reason == reason:
+            return cls
+    return _BY_CODE.get(code, TasukiError)

@@ -1,7 +1,7 @@
 """What a role adds to the engine, and what the engine's loop offers to a role.
 
-A role's core takes every decision about streams, handoffs and links; the loop only calls it. Every call
-is made under the loop's lock, on the control thread or between two forwards.
+A role's core takes every decision about streams, handoffs and links; the loop only calls it.
+Every call is made under the loop's lock, on the control thread or between two forwards.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The engine: one model, one KV cache, one scheduler. The same for both roles, and usable in process.
+"""The engine: one model, one KV cache, one scheduler; the same for both roles, usable in process.
 
     engine = Engine.load(WorkerConfig(model="path/to/model"))
     engine.add(request)
@@ -13,6 +13,7 @@ a worker calls the three itself, and holds its lock for the first and the last o
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -56,7 +57,9 @@ class Engine:
 
     @classmethod
     def load(cls, config: WorkerConfig, *, allocate_whole_prompt: bool = False) -> Engine:
-        """Load a model directory. Raises ModelError or ConfigError, before any heavy work if it can."""
+        """Load a model directory. Raises ModelError or ConfigError, before any heavy work if it
+        can.
+        """
         directory = Path(config.model)
         model_config = ModelConfig.from_directory(directory)
         max_model_len = config.max_model_len or model_config.max_position
@@ -65,12 +68,12 @@ class Engine:
                 f"--max-model-len is {max_model_len}; expected 2 to {model_config.max_position}, "
                 "the positions this model was trained for"
             )
-        if config.threads < 1:
-            raise ConfigError(f"--threads is {config.threads}; expected at least 1")
         torch.set_num_threads(config.threads)
         layout = model_config.kv_layout(config.block_size, config.dtype)
         num_blocks = choose_num_blocks(layout, max_model_len, config.kv_blocks)
-        require_memory(model_config.weight_bytes(config.dtype), layout, num_blocks, available_memory())
+        require_memory(
+            model_config.weight_bytes(config.dtype), layout, num_blocks, available_memory()
+        )
         model = CausalLM.load(directory, dtype=config.dtype)
         identity = layout.describe(
             model_id=model_config.model_id,
@@ -96,26 +99,35 @@ class Engine:
     def has_work(self) -> bool:
         return self.scheduler.has_work
 
-    def validate(self, prompt_token_ids: list[int], sampling: SamplingParams) -> None:
+    def validate(
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling: SamplingParams,
+        output_token_ids: Sequence[int] = (),
+    ) -> None:
         """Raise InvalidRequestError for what could never be computed here."""
         if not prompt_token_ids:
             raise InvalidRequestError("the prompt is empty; expected at least one token")
         vocab_size = self.model.config.vocab_size
-        if not 0 <= min(prompt_token_ids) <= max(prompt_token_ids) < vocab_size:
+        known = (*prompt_token_ids, *output_token_ids)
+        if not 0 <= min(known) <= max(known) < vocab_size:
             raise InvalidRequestError(f"token ids must lie between 0 and {vocab_size - 1}")
-        if sampling.max_tokens < 1:
-            raise InvalidRequestError(f"max_tokens is {sampling.max_tokens}; expected at least 1")
+        if sampling.max_tokens <= len(output_token_ids):
+            raise InvalidRequestError(
+                f"max_tokens is {sampling.max_tokens} and {len(output_token_ids)} tokens are "
+                "there already; expected at least one to generate"
+            )
         if not 0.0 <= sampling.temperature < float("inf"):
             raise InvalidRequestError(
                 f"temperature is {sampling.temperature}; expected a finite number, not negative"
             )
-        self._require_length(len(prompt_token_ids), sampling.max_tokens)
+        self._require_length(len(prompt_token_ids), len(output_token_ids), sampling.max_tokens)
 
-    def _require_length(self, prompt_len: int, max_tokens: int) -> None:
-        if prompt_len >= self.max_model_len:
+    def _require_length(self, prompt_len: int, output_len: int, max_tokens: int) -> None:
+        if prompt_len + output_len >= self.max_model_len:
             raise RequestTooLongError(
-                f"the prompt has {prompt_len} tokens; this worker takes at most "
-                f"{self.max_model_len - 1} and one of output"
+                f"the prompt has {prompt_len} tokens, and {output_len} were generated; this worker "
+                f"takes at most {self.max_model_len - 1} and one more"
             )
         most = min(prompt_len + max_tokens, self.max_model_len)
         if not self.blocks.fits(most):
@@ -127,7 +139,7 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises InvalidRequestError."""
-        self.validate(request.prompt_token_ids, request.sampling)
+        self.validate(request.prompt_token_ids, request.sampling, request.output_token_ids)
         self.scheduler.add(request)
 
     def cancel(self, request: Request, reason: FinishReason = FinishReason.CANCELLED) -> None:

@@ -6,7 +6,7 @@ Torch-free, and no pickle anywhere. A frame is a 4-byte little-endian length and
 from __future__ import annotations
 
 import struct
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -27,7 +27,7 @@ def encode_frame(message: Message) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-class FrameReader:
+class FrameReader(Generic[M]):
     """Turns received bytes back into messages, whatever the pieces they arrive in."""
 
     def __init__(self, decoder: msgspec.msgpack.Decoder[M]) -> None:
@@ -42,7 +42,9 @@ class FrameReader:
         while len(self._buffer) - start >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer, start)
             if length > MAX_FRAME_BYTES:
-                raise ValueError(f"a frame of {length} bytes; at most {MAX_FRAME_BYTES} are allowed")
+                raise ValueError(
+                    f"a frame of {length} bytes; at most {MAX_FRAME_BYTES} are allowed"
+                )
             end = start + _LENGTH.size + length
             if end > len(self._buffer):
                 break

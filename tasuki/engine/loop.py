@@ -1,8 +1,8 @@
 """The two threads of an engine process and the one lock between them.
 
-The control thread reads the server's messages and runs the role's core; the step thread schedules, runs
-the forward and hands the result to the core. The lock is held for both, never during a forward, so that
-a cancel, a first token or a link message never waits for one.
+The control thread reads the server's messages and runs the role's core; the step thread
+schedules, runs the forward and hands the result to the core. The lock is held for both, never
+during a forward, so that a cancel, a first token or a link message never waits for one.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class EngineLoop:
             self._host.metrics.observe("step_seconds", now - begin, kind=step_kind(plan))
             self._host.flush()
 
-    # --- the end ------------------------------------------------------------------------------------
+    # --- the end --------------------------------------------------------------------------------
 
     def _finish(self) -> int:
         if self._failure is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tasuki.errors import ConfigError, ModelError
+from tasuki.errors import ModelError
 from tasuki.kv.layout import KVLayout
 
 DEFAULT_KV_BYTES = 512 << 20
@@ -21,12 +21,7 @@ def available_memory() -> int:
 
 
 def choose_num_blocks(layout: KVLayout, max_model_len: int, wanted: int) -> int:
-    """How many KV blocks to have: `wanted`, or by default room for a few of the longest requests.
-
-    Raises ConfigError when not even one block for a prompt and one for its first token would fit.
-    """
-    if wanted < 0:
-        raise ConfigError(f"--kv-blocks is {wanted}; expected 0 (automatic) or more")
+    """How many KV blocks to have: `wanted`, or (0) room for a few of the longest requests."""
     if wanted:
         return wanted
     longest = layout.blocks_for(max_model_len + 1)
@@ -37,9 +32,10 @@ def choose_num_blocks(layout: KVLayout, max_model_len: int, wanted: int) -> int:
 def require_memory(weight_bytes: int, layout: KVLayout, num_blocks: int, available: int) -> None:
     """Raise ModelError with the sum when weights and cache together do not fit."""
     cache_bytes = num_blocks * layout.block_bytes
-    if weight_bytes + cache_bytes > available:
+    total = weight_bytes + cache_bytes
+    if total > available:
         raise ModelError(
-            f"the model does not fit: {weight_bytes // MIB} MiB of weights + {num_blocks} KV blocks "
-            f"x {layout.block_bytes} bytes = {(weight_bytes + cache_bytes) // MIB} MiB, but only "
+            f"the model does not fit: {weight_bytes // MIB} MiB of weights + {num_blocks} KV "
+            f"blocks x {layout.block_bytes} bytes = {total // MIB} MiB, but only "
             f"{available // MIB} MiB are available; take a smaller model or fewer --kv-blocks"
         )

@@ -1,7 +1,7 @@
 """The engine as a process of its own: the product's form of EngineClient. Torch-free.
 
-The only tie is a socket pair: when this side dies the engine sees the end and exits; when the engine
-dies this side sees the end and tells its streams.
+The only tie is a socket pair: when this side dies the engine sees the end and exits; when the
+engine dies this side sees the end and tells its streams.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class ProcessEngineClient:
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._frames: FrameReader = FrameReader(from_engine_decoder)
+        self._frames: FrameReader[FromEngine] = FrameReader(from_engine_decoder)
+        self._closing = False
         self._backlog: deque[FromEngine] = deque()  # decoded, not yet handed out
 
     async def start(self) -> EngineReady:
@@ -44,7 +45,8 @@ class ProcessEngineClient:
             )
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", self._module, *to_args(config),
-                stdin=asyncio.subprocess.DEVNULL, pass_fds=(theirs.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
                 env={**os.environ, "OMP_NUM_THREADS": str(max(1, config.threads))},
             )  # fmt: skip
         except BaseException:
@@ -74,7 +76,7 @@ class ProcessEngineClient:
         raise EngineDiedError("the engine process ended before it was ready; see its log above")
 
     def send(self, message: ToEngine) -> None:
-        if self._writer is not None and not self._writer.is_closing():
+        if self._writer is not None and not self._closing:
             self._writer.write(encode_frame(message))
 
     async def receive(self) -> AsyncIterator[FromEngine]:
@@ -95,6 +97,7 @@ class ProcessEngineClient:
         if self._process is None:
             return
         self.send(Shutdown())
+        self._closing = True
         process, self._process = self._process, None
         try:
             async with asyncio.timeout(STOP_SECONDS):

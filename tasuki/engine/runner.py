@@ -1,4 +1,6 @@
-"""Runs one planned step on the model and samples. Knows nothing about queues, streams or handoffs."""
+"""Runs one planned step on the model and samples. Knows nothing about queues, streams or
+handoffs.
+"""
 
 from __future__ import annotations
 

@@ -9,10 +9,11 @@ import gc
 import logging
 import os
 import secrets
+import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
 import torch
 
@@ -22,7 +23,7 @@ from tasuki.engine.core import Host, WorkerCore
 from tasuki.engine.engine import Engine
 from tasuki.engine.loop import EngineLoop, status_of
 from tasuki.engine.transport import SocketTransport, Transport
-from tasuki.errors import ConfigError, TasukiError
+from tasuki.errors import TasukiError
 from tasuki.messages import EngineFailed, EngineReady
 
 log = logging.getLogger(__name__)
@@ -43,9 +44,7 @@ def serve(
         engine = Engine.load(config, allocate_whole_prompt=allocate_whole_prompt)
         engine.warm_up()
         epoch = secrets.randbits(64)
-        loop = EngineLoop(
-            engine, transport, lambda host: make_core(engine, config, epoch, host)
-        )
+        loop = EngineLoop(engine, transport, lambda host: make_core(engine, config, epoch, host))
     except TasukiError as error:
         transport.send(EngineFailed(error=status_of(error)))
         transport.close()
@@ -72,21 +71,30 @@ def facts(engine: Engine) -> dict[str, str]:
     layout, pool = engine.cache.layout, engine.blocks.pool
     return {
         **engine.model.facts(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "threads": str(torch.get_num_threads()),
         "kv_blocks": f"{pool.num_blocks} of {layout.block_bytes} bytes",
         "prefill_tokens_per_second": f"{engine.prefill_tokens_per_second:.0f}",
     }
 
 
-def main(make_core: CoreFactory, *, allocate_whole_prompt: bool, prog: str,
-         argv: Sequence[str] | None = None) -> int:  # fmt: skip
+def main(
+    make_core: CoreFactory,
+    *,
+    allocate_whole_prompt: bool,
+    prog: str,
+    argv: Sequence[str] | None = None,
+) -> NoReturn:
     """The engine process: started by its server process with a socket to talk on."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the server, which drains first
     config = configuration.load(WorkerConfig, prog, "Engine process of a worker.", argv)
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format=f"%(asctime)s {prog} %(message)s"
     )
     if config.engine_fd < 0:
-        raise ConfigError("an engine process is started by its worker, not by hand")
+        sys.exit(f"{prog}: an engine process is started by its worker, not by hand")
     transport = SocketTransport(socket.socket(fileno=config.engine_fd))
-    return serve(config, make_core, transport, allocate_whole_prompt=allocate_whole_prompt)
+    code = serve(config, make_core, transport, allocate_whole_prompt=allocate_whole_prompt)
+    logging.shutdown()
+    # A fenced link may leave a thread waiting inside gloo; nothing of ours is left to tear down.
+    os._exit(code)

@@ -22,7 +22,9 @@ RECEIVE_BYTES = 1 << 20
 
 class Transport(Protocol):
     def wait(self, timeout: float) -> list[ToEngine] | None:
-        """Messages that arrived, possibly none after `timeout` or `wake`; None: the server is gone."""
+        """Messages that arrived, possibly none after `timeout` or `wake`; None: the server is
+        gone.
+        """
 
     def send(self, message: FromEngine) -> None:
         """Queue one message; never blocks."""
@@ -40,7 +42,7 @@ class SocketTransport:
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self._socket = sock
-        self._reader: FrameReader = FrameReader(to_engine_decoder)
+        self._reader: FrameReader[ToEngine] = FrameReader(to_engine_decoder)
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector = selectors.DefaultSelector()
         self._selector.register(sock, selectors.EVENT_READ)

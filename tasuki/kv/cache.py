@@ -12,7 +12,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class KVCache:
     """`tensor` is [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], contiguous.
 
-    A run of adjacent blocks is one contiguous run of bytes, so it can be sent and received in place.
+    A run of adjacent blocks is one contiguous run of bytes, so it can be sent and received in
+    place.
     """
 
     def __init__(self, layout: KVLayout, num_blocks: int, device: str = "cpu") -> None:
@@ -39,5 +40,7 @@ class KVCache:
         return self._bytes[first_block_id : first_block_id + count].view(-1)
 
     def zero_tail(self, block_id: int, first_position: int) -> None:
-        """Zero the positions of one block from `first_position` on: a partial block travels clean."""
+        """Zero the positions of one block from `first_position` on: a partial block travels
+        clean.
+        """
         self.tensor[block_id, :, :, :, first_position:, :] = 0

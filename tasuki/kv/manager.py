@@ -1,8 +1,8 @@
 """Which request holds which blocks. Knows neither tensors nor scheduling policy.
 
-A block table only grows while its request lives, and a request is named by a key that is unique in its
-engine (a request id may be seen twice). Blocks a transfer may still write into are quarantined, not
-freed, until the link says that it will not.
+A block table only grows while its request lives, and a request is named by a key that is unique
+in its engine (a request id may be seen twice). Blocks a transfer may still write into are
+quarantined, not freed, until the link says that it will not.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class KVCacheManager:
         self.pool.mark(kept, BlockState.IN_USE)
 
     def free(self, key: int, in_flight: frozenset[int] = frozenset()) -> None:
-        """The request is over: free its blocks, quarantine those a transfer may still write into."""
+        """The request is over: free its blocks, quarantine those a transfer may still write to."""
         table = self._tables.pop(key, [])
         self.quarantine(block for block in table if block in in_flight)
         self.pool.free(block for block in table if block not in in_flight)

@@ -2,9 +2,10 @@
 
 Pure: takes `now`, returns data. There are no phases: a request is scheduled for as many of its
 uncomputed known tokens as the budget allows, and a token is sampled when none is left. Running
-requests go first; waiting ones are admitted in order while budget is left and nothing was preempted in
-this step. Blocks are allocated before a token is scheduled. When growth finds no block, the latest
-running request is preempted: its blocks are freed and it starts over at the head of the queue.
+requests go first; waiting ones are admitted in order while budget is left and nothing was
+preempted in this step. Blocks are allocated before a token is scheduled. When growth finds no
+block, the latest running request is preempted: its blocks are freed and it starts over at the
+head of the queue.
 """
 
 from __future__ import annotations
@@ -203,7 +204,8 @@ class Scheduler:
 
     def release(self, request: Request) -> None:
         """Free the blocks of a finished request that held on to them."""
-        assert request.holds_blocks and request.status is RequestStatus.FINISHED
+        assert request.holds_blocks
+        assert request.status is RequestStatus.FINISHED
         request.holds_blocks = False
         self._end(request, request.finish_reason or FinishReason.CANCELLED)
 

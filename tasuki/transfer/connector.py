@@ -1,7 +1,7 @@
 """How bytes move between two workers: the interface that every mechanism implements.
 
-Knows nothing about requests, handoffs or block ids; only views of memory. Fixed now, so that another
-mechanism (NCCL) is a file and not a rewrite.
+Knows nothing about requests, handoffs or block ids; only views of memory. Fixed now, so that
+another mechanism (NCCL) is a file and not a rewrite.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import torch
 from tasuki.errors import TransferError
 
 Completion = Callable[[TransferError | None], None]
-"""Called exactly once per ticket, on any thread: None when the bytes moved, else why they did not."""
+"""Called exactly once per ticket, on any thread: None when the bytes moved, else why they did
+not.
+"""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,8 @@ class Channel(Protocol):
 
     def close(self) -> None:
         """Fence: returns only when no byte can be written into our memory any more, and every
-        ticket has completed or failed. Idempotent. Raises FenceLostError if it cannot promise that."""
+        ticket has completed or failed. Idempotent. Raises FenceLostError if it cannot promise it.
+        """
 
 
 class Connector(Protocol):

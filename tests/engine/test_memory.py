@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from tasuki.engine.affinity import parse_cpus
 from tasuki.engine.memory import choose_num_blocks, require_memory
-from tasuki.errors import ConfigError, ModelError
+from tasuki.errors import ModelError
 from tasuki.kv.layout import KVLayout
 
 DEMO = KVLayout(num_layers=30, num_kv_heads=3, head_dim=64, block_size=16)
@@ -19,18 +18,6 @@ def test_the_default_cache_holds_a_longest_request_and_stays_in_bounds() -> None
     assert choose_num_blocks(tiny, 2048, 7) == 7
 
 
-def test_a_negative_number_of_blocks_is_refused() -> None:
-    with pytest.raises(ConfigError, match="kv-blocks"):
-        choose_num_blocks(DEMO, 8192, -1)
-
-
 def test_what_does_not_fit_is_refused_with_the_arithmetic() -> None:
     with pytest.raises(ModelError, match=r"513 MiB of weights \+ 100 KV blocks x 737280 bytes"):
         require_memory(513 << 20, DEMO, 100, available=500 << 20)
-
-
-def test_core_lists() -> None:
-    assert parse_cpus("0,2-3") == {0, 2, 3}
-    assert parse_cpus("") == set()
-    with pytest.raises(ConfigError, match="'x'"):
-        parse_cpus("0,x")

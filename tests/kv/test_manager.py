@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from tasuki.errors import LayoutMismatchError
 from tasuki.kv.block_pool import BlockState
 from tasuki.kv.layout import KVLayout, require_same_layout
 from tasuki.kv.manager import KVCacheManager
-from tasuki.errors import LayoutMismatchError
 
 LAYOUT = KVLayout(num_layers=2, num_kv_heads=1, head_dim=4, block_size=4)
 

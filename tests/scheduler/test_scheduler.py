@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tasuki.kv.layout import KVLayout
@@ -13,8 +15,8 @@ from tasuki.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from tasuki.scheduler.scheduler import Scheduler
 
 
-def make(num_blocks: int = 64, block_size: int = 4, **config: int) -> Scheduler:
-    layout = KVLayout(num_layers=1, num_kv_heads=1, head_dim=4, block_size=block_size)
+def make(num_blocks: int = 64, **config: Any) -> Scheduler:
+    layout = KVLayout(num_layers=1, num_kv_heads=1, head_dim=4, block_size=4)
     return Scheduler(SchedulerConfig(**config), KVCacheManager(layout, num_blocks))
 
 
@@ -100,7 +102,7 @@ def test_eos_ends_a_request_unless_ignored() -> None:
 
 
 def test_growth_preempts_the_latest_and_it_starts_over_with_its_tokens() -> None:
-    scheduler = make(num_blocks=5, block_size=4)
+    scheduler = make(num_blocks=5)
     first, second = request(1, 7, max_tokens=10), request(2, 7, max_tokens=10)
     scheduler.add(first)
     scheduler.add(second)
@@ -117,7 +119,7 @@ def test_growth_preempts_the_latest_and_it_starts_over_with_its_tokens() -> None
 
 
 def test_nothing_is_admitted_in_a_step_that_preempted() -> None:
-    scheduler = make(num_blocks=5, block_size=4)
+    scheduler = make(num_blocks=5)
     scheduler.add(request(1, 7, max_tokens=10))
     scheduler.add(request(2, 7, max_tokens=10))
     while not scheduler.preemptions:
@@ -128,7 +130,7 @@ def test_nothing_is_admitted_in_a_step_that_preempted() -> None:
 
 
 def test_the_head_of_the_queue_blocks_those_behind_it() -> None:
-    scheduler = make(num_blocks=4, block_size=4)
+    scheduler = make(num_blocks=4)
     scheduler.add(request(1, 8, max_tokens=8))
     step(scheduler)
     scheduler.add(request(2, 12))  # does not fit now

@@ -1,0 +1,1 @@
+"""The `tasuki` command: the top floor, which may use everything below it."""

@@ -1,0 +1,75 @@
+"""One question to a cluster and its streamed answer. Knows nothing of how the answer is shown."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tasuki.client import Client, GenerateOutput
+from tasuki.errors import UnavailableError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What to ask. `prompt` goes as a chat message where the model has a template, unless `raw`."""
+
+    prompt: str = ""
+    token_ids: tuple[int, ...] = ()  # used instead of the prompt when there are any
+    raw: bool = False
+    max_tokens: int | None = None
+    temperature: float = 0.0
+    seed: int | None = None
+    ignore_eos: bool = False
+    timeout: float = 600.0  # seconds
+
+
+@dataclass(eq=False)
+class Answer:
+    """All deltas of one stream; `last` carries finish reason, usage, timings and placement."""
+
+    last: GenerateOutput
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+
+
+async def stream_answer(
+    client: Client, question: Question, show: Callable[[str], object]
+) -> Answer:
+    """Ask; call `show` with each piece of text as it comes. Raises the cluster's typed errors."""
+    prompt = await _prompt(client, question)
+    pieces: list[str] = []
+    token_ids: list[int] = []
+    last: GenerateOutput | None = None
+    stream = client.generate(
+        **prompt,
+        max_tokens=question.max_tokens,
+        temperature=question.temperature,
+        seed=question.seed,
+        ignore_eos=question.ignore_eos,
+        timeout=question.timeout,
+    )
+    # Closed at once when `show` fails or we are cancelled, so that the workers stop as well.
+    async with contextlib.aclosing(stream):
+        async for output in stream:
+            pieces.append(output.text)
+            token_ids += output.token_ids
+            last = output
+            if output.text:
+                show(output.text)
+    if last is None:
+        raise UnavailableError("the stream ended before any token and without an error; try again")
+    return Answer(last=last, text="".join(pieces), token_ids=token_ids)
+
+
+async def _prompt(client: Client, question: Question) -> dict[str, Any]:
+    """The one of the client's three prompt arguments that this question uses."""
+    if question.token_ids:
+        return {"prompt_token_ids": list(question.token_ids)}
+    if question.raw:
+        return {"prompt": question.prompt}
+    model = await client.model_info()
+    if not model.has_chat_template:
+        return {"prompt": question.prompt}
+    return {"messages": [{"role": "user", "content": question.prompt}]}

@@ -1,0 +1,105 @@
+"""What a cluster on this machine consists of, as data, and the settings each process gets."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from cli.cpu_list import share
+from router.config import RouterConfig
+from tasuki.config import WorkerConfig, variable_name
+from tasuki.engine.affinity import format_cpus
+from tasuki.messages import Role
+
+LOOPBACK = "127.0.0.1"
+ROUTER = "router"
+
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+def module_program(role: str) -> list[str]:
+    """The command that starts one process of a role: `python -m router`, and so on.
+
+    `-P` keeps a file named decode.py in the user's working directory from being taken for ours.
+    """
+    return [sys.executable, "-P", "-m", role]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterSpec:
+    """How many workers of which kind, on which cores, with which settings.
+
+    `worker` and `router` are templates: addresses, names, cores and descriptors are filled in per
+    process. `overrides` changes settings of single workers, by name: {"prefill-0": {...}}.
+    Timeouts are seconds.
+    """
+
+    model: Path
+    prefill: int = 1
+    decode: int = 1
+    port: int = 0
+    threads: int = 1
+    cpus: tuple[int, ...] = ()
+    worker: WorkerConfig = field(default_factory=WorkerConfig)
+    router: RouterConfig = field(
+        # The worker lists are filled in once the workers have said where they listen.
+        default_factory=lambda: RouterConfig(decode_workers=f"{LOOPBACK}:1")
+    )
+    overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    log_dir: Path | None = None
+    start_timeout: float = 180.0
+    stop_timeout: float = 10.0
+    program: Callable[[str], list[str]] = module_program
+
+    def workers(self) -> list[tuple[str, Role]]:
+        """Name and role of every worker, in the order in which cores are dealt."""
+        roles = [(Role.PREFILL, self.prefill), (Role.DECODE, self.decode)]
+        return [(f"{role}-{number}", role) for role, count in roles for number in range(count)]
+
+    def worker_config(self, name: str) -> WorkerConfig:
+        """The settings of one worker."""
+        index = [worker for worker, _ in self.workers()].index(name)
+        config = replace(
+            self.worker,
+            model=str(self.model),
+            host=LOOPBACK,
+            port=0,
+            metrics_port=0,
+            worker_id=name,
+            threads=self.threads,
+            cpus=format_cpus(share(self.cpus, index, self.threads)),
+            drain_timeout=self._drain_timeout(self.worker.drain_timeout),
+        )
+        return replace(config, **self.overrides.get(name, {}))
+
+    def router_config(self, prefill: list[str], decode: list[str]) -> RouterConfig:
+        """The settings of the router, given the workers' addresses."""
+        return replace(
+            self.router,
+            model=str(self.model),
+            host=LOOPBACK,
+            port=self.port,
+            prefill_workers=",".join(prefill),
+            decode_workers=",".join(decode),
+            drain_timeout=self._drain_timeout(self.router.drain_timeout),
+        )
+
+    def _drain_timeout(self, wanted: float) -> float:
+        # Half, so that a process that drains to the end still has time to close before SIGKILL.
+        return min(wanted, self.stop_timeout / 2)
+
+    def environment(self) -> dict[str, str]:
+        """What children inherit: ours, less every setting, for each child gets its own as flags."""
+        settings = {field.name for cls in (WorkerConfig, RouterConfig) for field in fields(cls)}
+        env = dict(os.environ)
+        for name in settings:
+            env.pop(variable_name(name), None)
+        env["OMP_NUM_THREADS"] = str(self.threads)
+        if _ROOT.name not in ("site-packages", "dist-packages"):
+            # A checkout need not be installed to be started.
+            env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_ROOT), env.get("PYTHONPATH"))))
+        return env

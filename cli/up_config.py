@@ -1,0 +1,130 @@
+"""The settings of `tasuki up`, and what combinations of them make sense. Starts nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cli.cluster_spec import LOOPBACK, ClusterSpec
+from router.config import RouterConfig
+from tasuki.config import WorkerConfig, build, flag_name, setting
+from tasuki.engine.affinity import parse_cpus
+from tasuki.errors import ConfigError
+
+DEFAULT_PORT = 50051
+
+
+def same_as(cls: type[Any], name: str) -> Any:
+    """A setting that is handed on: default, help and choices are the receiving process's own."""
+    (original,) = (field for field in dataclasses.fields(cls) if field.name == name)
+    return dataclasses.field(default=original.default, metadata=original.metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpConfig:
+    """Every flag of `tasuki up`. Times are seconds unless the name says otherwise."""
+
+    model: str = setting(
+        "auto",
+        "demo: a small chat model, obtained once; tiny: random weights, made in a second; auto: "
+        "demo, or tiny when demo cannot be had; or a Llama-family directory.",
+        metavar="auto|demo|tiny|DIR",
+    )
+    dtype: str = same_as(WorkerConfig, "dtype")
+    prefill: int | None = setting(None, "Prefill workers; 1 when nothing is said.", metavar="N")
+    decode: int | None = setting(None, "Decode workers; 1 when nothing is said.", metavar="M")
+    colocated: int = setting(
+        0,
+        "This many decode workers and no prefill worker: each computes its own prompts.",
+        metavar="N",
+    )
+    port: int = setting(DEFAULT_PORT, "The router's gRPC port; 0 takes a free one.")
+    threads: int = setting(1, "Compute threads of each worker.", metavar="T")
+    cpus: str = setting(
+        "",
+        "Cores to hand out, such as 0,2-3: --threads of them per worker, in turn.",
+        metavar="LIST",
+    )
+    json: bool = setting(False, "When ready, print one line of JSON and nothing else on stdout.")
+    demonstrate: bool = setting(False, "When ready, ask one question and show the answer.")
+    log_dir: str = setting("", "Directory for one log per process. Empty: stderr.", metavar="DIR")
+    start_timeout: float = setting(180.0, "Time for all processes to become ready.")
+    stop_timeout: float = setting(10.0, "Time for all processes to end before they are killed.")
+    die_with_parent: int = setting(
+        0, "Process id of the parent; stop when it ends, even by SIGKILL. 0: do not.", metavar="PID"
+    )
+    block_size: int = same_as(WorkerConfig, "block_size")
+    kv_blocks: int = same_as(WorkerConfig, "kv_blocks")
+    max_num_batched_tokens: int = same_as(WorkerConfig, "max_num_batched_tokens")
+    split_min_tokens: int = same_as(RouterConfig, "split_min_tokens")
+    slo_ttft_ms: float = same_as(RouterConfig, "slo_ttft_ms")
+    slo_tpot_ms: float = same_as(RouterConfig, "slo_tpot_ms")
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise ConfigError("--model is empty; expected auto, demo, tiny or a directory")
+        for name in ("prefill", "colocated", "kv_blocks", "die_with_parent"):
+            self._at_least(name, 0)
+        for name in ("decode", "threads", "block_size", "max_num_batched_tokens"):
+            self._at_least(name, 1)
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(
+                f"--port is {self.port}; expected 0 to 65535, where 0 takes a free one"
+            )
+        for name in ("start_timeout", "stop_timeout"):
+            if not 0 < getattr(self, name) < float("inf"):
+                given = getattr(self, name)
+                raise ConfigError(f"{flag_name(name)} is {given}; expected seconds above 0")
+        self._one_layout()
+        parse_cpus(self.cpus)
+
+    def _at_least(self, name: str, least: int) -> None:
+        value = getattr(self, name)
+        if value is not None and value < least:
+            raise ConfigError(f"{flag_name(name)} is {value}; expected {least} or more")
+
+    def _one_layout(self) -> None:
+        if not self.colocated:
+            return
+        for name in ("prefill", "decode"):
+            if getattr(self, name):
+                raise ConfigError(
+                    f"--colocated {self.colocated} and {flag_name(name)} {getattr(self, name)} are "
+                    "both given; colocated means decode workers only, so give one or the other"
+                )
+
+    @property
+    def num_prefill(self) -> int:
+        return 0 if self.colocated else 1 if self.prefill is None else self.prefill
+
+    @property
+    def num_decode(self) -> int:
+        return self.colocated or (1 if self.decode is None else self.decode)
+
+    def spec(self, model: Path, env: Mapping[str, str] | None = None) -> ClusterSpec:
+        """The cluster that these settings describe, on a model directory.
+
+        Settings of workers and router that `tasuki up` has no flag for come from the environment.
+        Raises ConfigError for one that cannot be used.
+        """
+        env = os.environ if env is None else env
+        handed_on = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        # The router starts after the workers; until then its list of them is a place holder.
+        known = {"decode_workers": f"{LOOPBACK}:1", "prefill_workers": ""}
+        return ClusterSpec(
+            model=model,
+            prefill=self.num_prefill,
+            decode=self.num_decode,
+            port=self.port,
+            threads=self.threads,
+            cpus=parse_cpus(self.cpus),
+            worker=build(WorkerConfig, handed_on | {"model": ""}, env),
+            router=build(RouterConfig, handed_on | known | {"model": ""}, env),
+            log_dir=Path(self.log_dir) if self.log_dir else None,
+            start_timeout=self.start_timeout,
+            stop_timeout=self.stop_timeout,
+        )

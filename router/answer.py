@@ -1,0 +1,113 @@
+"""What a client reads: the messages of one Generate stream, built from what is known of a request.
+
+Keeps the facts that the last message reports. Knows nothing about workers' streams or metrics.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from router.placement import Placement
+from tasuki.messages import FallbackEvent, FinishedEvent, TokensEvent
+from tasuki.model.detokenizer import IncrementalDetokenizer
+from tasuki.model.tokenizer import Tokenizer
+from tasuki.server.wire import finish_reason_to_proto
+from tasuki.slo import SloResult
+from tasuki.timeline import Timeline
+from tasuki.v1 import common_pb2, inference_pb2
+
+
+@dataclass(eq=False)
+class PromptPlace:
+    """Where a prompt was computed, as the decode worker told it."""
+
+    decode_worker_id: str
+    kind: str
+    reason: str
+    prefill_worker_id: str = ""
+    fallback_reason: str = ""
+
+    @classmethod
+    def planned(cls, placement: Placement) -> PromptPlace:
+        return cls(placement.decode.worker_id, placement.kind, placement.reason)
+
+    def dispatched(self, prefill_worker_id: str) -> None:
+        self.kind = "split"
+        self.prefill_worker_id = prefill_worker_id
+
+    def local(self, reason: str) -> None:
+        self.kind, self.reason, self.prefill_worker_id = "local", reason, ""
+
+    def fell_back(self, event: FallbackEvent) -> None:
+        """The prefill worker stays named: it is the one that did not deliver."""
+        self.kind, self.fallback_reason = "local", event.reason
+
+    def to_proto(self, computed_prompt_tokens: int) -> inference_pb2.PlacementInfo:
+        return inference_pb2.PlacementInfo(
+            kind=self.kind,
+            reason=self.reason,
+            decode_worker_id=self.decode_worker_id,
+            prefill_worker_id=self.prefill_worker_id,
+            fallback_reason=self.fallback_reason,
+            decode_computed_prompt_tokens=computed_prompt_tokens,
+        )
+
+
+@dataclass(eq=False)
+class Answer:
+    """Deltas of one request: each message holds what became known since the one before."""
+
+    request_id: str
+    tokenizer: Tokenizer
+    _detokenizer: IncrementalDetokenizer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._detokenizer = IncrementalDetokenizer(self.tokenizer)
+
+    def delta(self, event: TokensEvent) -> inference_pb2.GenerateResponse:
+        return inference_pb2.GenerateResponse(
+            request_id=self.request_id,
+            index=event.index,
+            token_ids=event.token_ids,
+            text=self._detokenizer.push(event.token_ids),
+            token_offsets=event.offsets,
+        )
+
+    def last(
+        self, event: FinishedEvent, place: PromptPlace, timeline: Timeline, slo_result: SloResult
+    ) -> inference_pb2.GenerateResponse:
+        """The end: no tokens, what text was still uncertain, and every fact."""
+        return inference_pb2.GenerateResponse(
+            request_id=self.request_id,
+            index=event.output_tokens,
+            text=self._detokenizer.finish(),
+            finish_reason=finish_reason_to_proto(event.finish_reason),
+            usage=common_pb2.Usage(
+                prompt_tokens=event.prompt_tokens,
+                completion_tokens=event.output_tokens,
+                cached_tokens=event.cached_tokens,
+            ),
+            timings=timings_to_proto(timeline, event, slo_result),
+            placement=place.to_proto(event.computed_prompt_tokens),
+        )
+
+
+def timings_to_proto(
+    timeline: Timeline, event: FinishedEvent, slo_result: SloResult
+) -> inference_pb2.Timings:
+    """Zeros for what did not happen: no token, no handoff."""
+    parts = timeline.parts()
+    handoff = event.handoff
+    return inference_pb2.Timings(
+        ttft=timeline.ttft or 0.0,
+        tpot=timeline.tpot or 0.0,
+        e2e=timeline.e2e or 0.0,
+        **({} if parts is None else parts.as_dict()),
+        transfer=handoff.transfer,
+        exposed_transfer=handoff.exposed_transfer,
+        commit_wait=handoff.commit_wait,
+        first_decode=handoff.first_decode,
+        transfer_bytes=handoff.nbytes,
+        transfer_blocks=handoff.blocks,
+        slo_result=slo_result,
+    )

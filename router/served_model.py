@@ -1,0 +1,39 @@
+"""What a router knows of its model: name, sizes, tokenizer, chat template. No weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tasuki.errors import ConfigError
+from tasuki.model.chat_template import ChatTemplate
+from tasuki.model.config import ModelConfig
+from tasuki.model.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """`max_model_len` is the model's own; the workers' KV caches may hold less."""
+
+    model_id: str
+    vocab_size: int
+    max_model_len: int
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+
+    @classmethod
+    def from_directory(cls, directory: str) -> ServedModel:
+        """Read what a router needs. Raises ConfigError if unset, ModelError for no model."""
+        if not directory:
+            raise ConfigError(
+                "--model is empty; a router needs the model directory for its tokenizer"
+            )
+        path = Path(directory)
+        config = ModelConfig.from_directory(path)
+        return cls(
+            model_id=config.model_id,
+            vocab_size=config.vocab_size,
+            max_model_len=config.max_position,
+            tokenizer=Tokenizer.from_directory(path),
+            chat_template=ChatTemplate.from_directory(path),
+        )

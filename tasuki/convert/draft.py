@@ -1,0 +1,66 @@
+"""A directory that appears complete or not at all, also when two processes make it at once.
+
+Knows nothing about what is in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tasuki.clock import monotonic
+from tasuki.errors import ModelError
+
+POLL_SECONDS = 0.05
+
+
+@contextlib.contextmanager
+def draft(directory: Path) -> Iterator[Path]:
+    """An empty directory beside `directory`; it takes that name, replacing it, if the body
+    succeeds.
+    """
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    try:
+        yield work
+        work.chmod(0o755)
+        if directory.exists():
+            # A directory cannot be replaced in one step unless it is empty: move the old one away.
+            old = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+            os.replace(directory, old)
+            os.replace(work, directory)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            os.replace(work, directory)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def locked(directory: Path, seconds: float) -> Iterator[None]:
+    """Hold the lock for making `directory`; it ends with this process, whatever happens to it.
+
+    Raises ModelError when another process holds it for more than `seconds`.
+    """
+    file = directory.parent / f".{directory.name}.lock"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    deadline = monotonic() + seconds
+    with file.open("a") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if monotonic() > deadline:
+                    raise ModelError(
+                        f"another process has been making {directory} for {seconds:.0f} s; if none "
+                        f"is, remove {file}"
+                    ) from None
+                time.sleep(POLL_SECONDS)  # flock has no deadline of its own
+        yield  # closing the file releases the lock

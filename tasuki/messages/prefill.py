@@ -1,0 +1,42 @@
+"""What a decode worker asks of a prefill worker, and what comes back on that stream."""
+
+from __future__ import annotations
+
+from tasuki.messages.base import FinishReason, Message, SamplingParams
+from tasuki.messages.decode import FailedEvent
+
+
+class PrefillRequest(Message, frozen=True):
+    request_id: str
+    handoff_id: str  # 32 hex digits, new for every attempt
+    link_id: str
+    prefill_epoch: int  # the caller's idea of both epochs: a mismatch is refused
+    decode_worker_id: str
+    decode_epoch: int
+    prompt_token_ids: list[int]
+    first_block: int  # first logical block the decode worker needs
+    sampling: SamplingParams
+    timeout: float | None = None
+
+
+class AcceptedEvent(Message, frozen=True):
+    queued_tokens: int  # prompt tokens that stand before this one
+
+
+class ProgressEvent(Message, frozen=True):
+    computed_tokens: int
+
+
+class FirstTokenEvent(Message, frozen=True):
+    token_id: int
+    finish_reason: FinishReason | None  # set when the first token is also the last
+    cached_tokens: int
+    queue_seconds: float  # accepted -> first scheduled
+    compute_seconds: float  # first scheduled -> first token sampled
+
+
+class PrefillDoneEvent(Message, frozen=True):
+    """Every segment was announced and received; the stream ends well."""
+
+
+PrefillEvent = AcceptedEvent | ProgressEvent | FirstTokenEvent | PrefillDoneEvent | FailedEvent

@@ -1,0 +1,52 @@
+"""Rotary positions from tables, for all heads of a step at once. Knows nothing about attention.
+
+The rotate-half form of the Llama family: with a head's halves (a, b) and an angle per dimension,
+a' = a cos - b sin and b' = b cos + a sin.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from tasuki.model.config import ModelConfig
+
+
+class RotaryTable:
+    """Factors by position. Queries are scaled by log2(e) / sqrt(head_dim) on the way, as attention
+    asks.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._config = config
+        dim = config.head_dim
+        frequencies = 1.0 / config.rope_theta ** (
+            torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
+        )
+        angles = torch.outer(torch.arange(config.max_position).float(), frequencies)
+        cos, sin = angles.cos(), angles.sin()
+        self._cos = torch.cat([cos, cos], -1)  # [max_position, head_dim]
+        self._sin = torch.cat([-sin, sin], -1)  # the halves change places before it multiplies
+        self._scale = math.log2(math.e) / math.sqrt(dim)
+
+    def factors(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Two tensors [T, heads + 2 * kv heads, head_dim] for the rows of a step.
+
+        Value heads get 1 and 0, so that one product serves the whole merged q, k, v.
+        """
+        config = self._config
+        queries, keys = config.num_heads, config.num_heads + config.num_kv_heads
+        shape = (positions.shape[0], keys + config.num_kv_heads, config.head_dim)
+        cos, sin = torch.ones(shape), torch.zeros(shape)
+        cos[:, :keys] = self._cos.index_select(0, positions)[:, None, :]
+        sin[:, :keys] = self._sin.index_select(0, positions)[:, None, :]
+        cos[:, :queries] *= self._scale
+        sin[:, :queries] *= self._scale
+        return cos, sin
+
+
+def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotate [T, n, head_dim] by the factors of the same shape; returns a new tensor."""
+    swapped = torch.roll(heads, heads.shape[-1] // 2, -1).mul_(sin)
+    return (heads * cos).add_(swapped)

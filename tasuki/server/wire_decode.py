@@ -1,0 +1,167 @@
+"""Worker.Decode on the wire: requests of a router, events of a decode worker.
+
+A failed request has no event: its stream ends with a status, which `tasuki.server.status` makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tasuki.errors import InvalidRequestError
+from tasuki.messages import (
+    DecodeRequest,
+    DispatchedEvent,
+    FallbackEvent,
+    FinishedEvent,
+    FirstTokenParts,
+    HandoffTimings,
+    LocalEvent,
+    TokensEvent,
+)
+from tasuki.server import wire
+from tasuki.v1 import common_pb2, worker_pb2
+
+WireDecodeEvent = DispatchedEvent | LocalEvent | FallbackEvent | TokensEvent | FinishedEvent
+"""The events that travel: all but FailedEvent."""
+
+
+def decode_request_to_proto(request: DecodeRequest) -> worker_pb2.DecodeRequest:
+    return worker_pb2.DecodeRequest(
+        request_id=request.request_id,
+        prompt_token_ids=request.prompt_token_ids,
+        output_token_ids=request.output_token_ids,
+        sampling=wire.sampling_to_proto(request.sampling),
+        prefill_candidates=[wire.target_to_proto(t) for t in request.prefill_candidates],
+        local_reason=request.local_reason,
+        timeout=request.timeout,
+    )
+
+
+def decode_request_from_proto(request: worker_pb2.DecodeRequest) -> DecodeRequest:
+    if not request.prompt_token_ids:
+        raise InvalidRequestError("the prompt is empty; expected at least one token")
+    return DecodeRequest(
+        request_id=wire.name("request_id", request.request_id),
+        prompt_token_ids=list(request.prompt_token_ids),
+        output_token_ids=list(request.output_token_ids),
+        sampling=wire.sampling_from_proto(request.sampling),
+        prefill_candidates=[wire.target_from_proto(t) for t in request.prefill_candidates],
+        local_reason=request.local_reason,
+        timeout=wire.finite("timeout", request.timeout) if request.HasField("timeout") else None,
+    )
+
+
+def decode_event_to_proto(event: WireDecodeEvent) -> worker_pb2.DecodeEvent:
+    match event:
+        case TokensEvent():
+            return worker_pb2.DecodeEvent(tokens=_tokens_to_proto(event))
+        case DispatchedEvent():
+            dispatched = worker_pb2.Dispatched(prefill_worker_id=event.prefill_worker_id)
+            return worker_pb2.DecodeEvent(dispatched=dispatched)
+        case LocalEvent():
+            return worker_pb2.DecodeEvent(local=worker_pb2.Local(reason=event.reason))
+        case FallbackEvent():
+            fallback = worker_pb2.Fallback(reason=event.reason, kept_tokens=event.kept_tokens)
+            return worker_pb2.DecodeEvent(fallback=fallback)
+        case FinishedEvent():
+            return worker_pb2.DecodeEvent(finished=_finished_to_proto(event))
+
+
+def decode_event_from_proto(event: worker_pb2.DecodeEvent) -> WireDecodeEvent:
+    kind = event.WhichOneof("event")
+    if kind is None:
+        raise InvalidRequestError("a DecodeEvent holds no event; is the sender newer?")
+    return _EVENTS[kind](getattr(event, kind))
+
+
+def _tokens_to_proto(event: TokensEvent) -> worker_pb2.Tokens:
+    parts = event.parts
+    return worker_pb2.Tokens(
+        index=event.index,
+        token_ids=event.token_ids,
+        offsets=event.offsets,
+        parts=None
+        if parts is None
+        else worker_pb2.FirstTokenParts(
+            reservation=parts.reservation,
+            prefill_queue=parts.prefill_queue,
+            prefill_compute=parts.prefill_compute,
+            fallback=parts.fallback,
+        ),
+    )
+
+
+def _tokens_from_proto(tokens: worker_pb2.Tokens) -> TokensEvent:
+    if len(tokens.offsets) != len(tokens.token_ids):
+        raise InvalidRequestError(
+            f"{len(tokens.token_ids)} tokens came with {len(tokens.offsets)} offsets; "
+            "expected one each"
+        )
+    return TokensEvent(
+        index=tokens.index,
+        token_ids=list(tokens.token_ids),
+        offsets=[wire.finite("offset", offset) for offset in tokens.offsets],
+        parts=_parts_from_proto(tokens.parts) if tokens.HasField("parts") else None,
+    )
+
+
+def _parts_from_proto(parts: worker_pb2.FirstTokenParts) -> FirstTokenParts:
+    return FirstTokenParts(
+        reservation=wire.finite("reservation", parts.reservation),
+        prefill_queue=wire.finite("prefill_queue", parts.prefill_queue),
+        prefill_compute=wire.finite("prefill_compute", parts.prefill_compute),
+        fallback=wire.finite("fallback", parts.fallback),
+    )
+
+
+def _finished_to_proto(event: FinishedEvent) -> worker_pb2.Finished:
+    handoff = event.handoff
+    return worker_pb2.Finished(
+        finish_reason=wire.finish_reason_to_proto(event.finish_reason),
+        usage=common_pb2.Usage(
+            prompt_tokens=event.prompt_tokens,
+            completion_tokens=event.output_tokens,
+            cached_tokens=event.cached_tokens,
+        ),
+        computed_prompt_tokens=event.computed_prompt_tokens,
+        transfer=handoff.transfer,
+        exposed_transfer=handoff.exposed_transfer,
+        commit_wait=handoff.commit_wait,
+        first_decode=handoff.first_decode,
+        transfer_bytes=handoff.nbytes,
+        transfer_blocks=handoff.blocks,
+        preemptions=event.preemptions,
+    )
+
+
+def _finished_from_proto(finished: worker_pb2.Finished) -> FinishedEvent:
+    reason = wire.finish_reason_from_proto(finished.finish_reason)
+    if reason is None:
+        raise InvalidRequestError("a Finished event lacks its finish_reason")
+    handoff = HandoffTimings(
+        transfer=wire.finite("transfer", finished.transfer),
+        exposed_transfer=wire.finite("exposed_transfer", finished.exposed_transfer),
+        commit_wait=wire.finite("commit_wait", finished.commit_wait),
+        first_decode=wire.finite("first_decode", finished.first_decode),
+        nbytes=finished.transfer_bytes,
+        blocks=finished.transfer_blocks,
+    )
+    return FinishedEvent(
+        finish_reason=reason,
+        prompt_tokens=finished.usage.prompt_tokens,
+        output_tokens=finished.usage.completion_tokens,
+        cached_tokens=finished.usage.cached_tokens,
+        computed_prompt_tokens=finished.computed_prompt_tokens,
+        handoff=handoff,
+        preemptions=finished.preemptions,
+    )
+
+
+_EVENTS: dict[str, Callable[[Any], WireDecodeEvent]] = {
+    "dispatched": lambda e: DispatchedEvent(prefill_worker_id=e.prefill_worker_id),
+    "local": lambda e: LocalEvent(reason=e.reason),
+    "fallback": lambda e: FallbackEvent(reason=e.reason, kept_tokens=e.kept_tokens),
+    "tokens": _tokens_from_proto,
+    "finished": _finished_from_proto,
+}

@@ -1,0 +1,89 @@
+"""Worker.Prefill on the wire: requests of a decode worker, events of a prefill worker.
+
+The end of a prefill has no event: its stream ends with status OK, or with an error's status.
+"""
+
+from __future__ import annotations
+
+from tasuki.errors import InvalidRequestError
+from tasuki.messages import (
+    AcceptedEvent,
+    FirstTokenEvent,
+    PrefillRequest,
+    ProgressEvent,
+)
+from tasuki.server import wire
+from tasuki.v1 import worker_pb2
+
+WirePrefillEvent = AcceptedEvent | ProgressEvent | FirstTokenEvent
+"""The events that travel: all but PrefillDoneEvent and FailedEvent."""
+
+
+def prefill_request_to_proto(request: PrefillRequest) -> worker_pb2.PrefillRequest:
+    return worker_pb2.PrefillRequest(
+        request_id=request.request_id,
+        handoff_id=request.handoff_id,
+        link_id=request.link_id,
+        prefill_epoch=request.prefill_epoch,
+        decode_worker_id=request.decode_worker_id,
+        decode_epoch=request.decode_epoch,
+        prompt_token_ids=request.prompt_token_ids,
+        first_block=request.first_block,
+        sampling=wire.sampling_to_proto(request.sampling),
+        timeout=request.timeout,
+    )
+
+
+def prefill_request_from_proto(request: worker_pb2.PrefillRequest) -> PrefillRequest:
+    if not request.prompt_token_ids:
+        raise InvalidRequestError("the prompt is empty; expected at least one token")
+    return PrefillRequest(
+        request_id=wire.name("request_id", request.request_id),
+        handoff_id=wire.hex_id("handoff_id", request.handoff_id),
+        link_id=wire.hex_id("link_id", request.link_id),
+        prefill_epoch=request.prefill_epoch,
+        decode_worker_id=wire.name("decode_worker_id", request.decode_worker_id),
+        decode_epoch=request.decode_epoch,
+        prompt_token_ids=list(request.prompt_token_ids),
+        first_block=request.first_block,
+        sampling=wire.sampling_from_proto(request.sampling),
+        timeout=wire.finite("timeout", request.timeout) if request.HasField("timeout") else None,
+    )
+
+
+def prefill_event_to_proto(event: WirePrefillEvent) -> worker_pb2.PrefillEvent:
+    match event:
+        case AcceptedEvent():
+            accepted = worker_pb2.Accepted(queued_tokens=event.queued_tokens)
+            return worker_pb2.PrefillEvent(accepted=accepted)
+        case ProgressEvent():
+            progress = worker_pb2.Progress(computed_tokens=event.computed_tokens)
+            return worker_pb2.PrefillEvent(progress=progress)
+        case FirstTokenEvent():
+            first_token = worker_pb2.FirstToken(
+                token_id=event.token_id,
+                finish_reason=wire.finish_reason_to_proto(event.finish_reason),
+                cached_tokens=event.cached_tokens,
+                queue_seconds=event.queue_seconds,
+                compute_seconds=event.compute_seconds,
+            )
+            return worker_pb2.PrefillEvent(first_token=first_token)
+
+
+def prefill_event_from_proto(event: worker_pb2.PrefillEvent) -> WirePrefillEvent:
+    match event.WhichOneof("event"):
+        case "accepted":
+            return AcceptedEvent(queued_tokens=event.accepted.queued_tokens)
+        case "progress":
+            return ProgressEvent(computed_tokens=event.progress.computed_tokens)
+        case "first_token":
+            first = event.first_token
+            return FirstTokenEvent(
+                token_id=first.token_id,
+                finish_reason=wire.finish_reason_from_proto(first.finish_reason),
+                cached_tokens=first.cached_tokens,
+                queue_seconds=wire.finite("queue_seconds", first.queue_seconds),
+                compute_seconds=wire.finite("compute_seconds", first.compute_seconds),
+            )
+        case _:
+            raise InvalidRequestError("a PrefillEvent holds no event; is the sender newer?")

@@ -1,0 +1,142 @@
+"""`tasuki.v1.Worker`: what routers and decode workers call on a worker.
+
+Turns calls into messages for the engine and its events into responses; decides nothing about a
+request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import msgspec
+
+from tasuki.clock import Clock, monotonic
+from tasuki.messages import (
+    FailedEvent,
+    FinishedEvent,
+    FinishReason,
+    PrefillDoneEvent,
+    StartDecode,
+    StartPrefill,
+    ToEngine,
+)
+from tasuki.server.link_streams import LinkStreams
+from tasuki.server.request_streams import RequestStream, RequestStreams
+from tasuki.server.status import error_from_status
+from tasuki.server.watch import WatchStreams
+from tasuki.server.wire_decode import decode_event_to_proto, decode_request_from_proto
+from tasuki.server.wire_prefill import prefill_event_to_proto, prefill_request_from_proto
+from tasuki.server.worker_state import WorkerState, limit_timeout
+from tasuki.v1 import worker_pb2, worker_pb2_grpc
+
+CallContext = grpc.aio.ServicerContext[Any, Any]
+Encode = Callable[[Any], Any]
+
+
+class WorkerService(worker_pb2_grpc.WorkerServicer):
+    """Handlers write instead of yielding: a cancelled one then ends where it stands, at once.
+
+    (Hence the ignored overrides: grpc.aio takes both forms, the generated types only know one.)
+    """
+
+    def __init__(
+        self,
+        state: WorkerState,
+        streams: RequestStreams,
+        links: LinkStreams,
+        watches: WatchStreams,
+        drain: Callable[[], None],
+        clock: Clock = monotonic,
+    ) -> None:
+        self._state = state
+        self._streams = streams
+        self._links = links
+        self._watches = watches
+        self._drain = drain
+        self._clock = clock
+
+    async def Decode(  # type: ignore[override]  # see the class
+        self, request: worker_pb2.DecodeRequest, context: CallContext
+    ) -> None:
+        self._state.require_role("Decode")
+        self._state.require_accepting()
+        asked = decode_request_from_proto(request)
+        timeout = limit_timeout(asked.timeout, remaining(context))
+        asked = msgspec.structs.replace(asked, timeout=timeout)
+        await self._serve(
+            lambda stream_id: StartDecode(stream_id=stream_id, request=asked),
+            context,
+            timeout,
+            decode_event_to_proto,
+        )
+
+    async def Prefill(  # type: ignore[override]  # see the class
+        self, request: worker_pb2.PrefillRequest, context: CallContext
+    ) -> None:
+        self._state.require_role("Prefill")
+        self._state.require_accepting()
+        asked = prefill_request_from_proto(request)
+        timeout = limit_timeout(asked.timeout, remaining(context))
+        asked = msgspec.structs.replace(asked, timeout=timeout)
+        await self._serve(
+            lambda stream_id: StartPrefill(stream_id=stream_id, request=asked),
+            context,
+            timeout,
+            prefill_event_to_proto,
+        )
+
+    async def Link(  # type: ignore[override]  # see the class
+        self, request_iterator: AsyncIterator[worker_pb2.LinkFrame], context: CallContext
+    ) -> None:
+        self._state.require_role("Link")
+        self._state.require_accepting()
+        await self._links.serve(request_iterator, context.write)
+
+    async def Watch(  # type: ignore[override]  # see the class
+        self, request_iterator: AsyncIterator[worker_pb2.WatchRequest], context: CallContext
+    ) -> None:
+        await self._watches.serve(request_iterator, context.write)
+
+    async def Drain(
+        self, request: worker_pb2.DrainRequest, context: CallContext
+    ) -> worker_pb2.DrainResponse:
+        self._state.require_engine()
+        self._drain()
+        return worker_pb2.DrainResponse()
+
+    async def _serve(
+        self,
+        start: Callable[[int], ToEngine],
+        context: CallContext,
+        seconds: float | None,
+        encode: Encode,
+    ) -> None:
+        deadline = None if seconds is None else self._clock() + seconds
+        with self._streams.open(start) as stream:
+            try:
+                await carry(stream, context, encode)
+            finally:
+                if deadline is not None and self._clock() >= deadline:
+                    stream.end_reason = FinishReason.DEADLINE
+
+
+async def carry(stream: RequestStream, context: CallContext, encode: Encode) -> None:
+    """Write a stream's events until its last; raises the error of a failed one."""
+    while True:
+        for event in await stream.take():
+            match event:
+                case FailedEvent():
+                    raise error_from_status(event.error)
+                case PrefillDoneEvent():
+                    return
+                case _:
+                    await context.write(encode(event))
+                    if isinstance(event, FinishedEvent):
+                        return
+
+
+def remaining(context: CallContext) -> float | None:
+    """Seconds until the call's own deadline; None when it has none."""
+    return context.time_remaining()

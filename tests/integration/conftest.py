@@ -1,0 +1,66 @@
+"""Live clusters of the tiny model: one split, one colocated, kept for the whole run of these
+tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from cli.cluster_spec import ClusterSpec
+from cli.local_cluster import LocalCluster
+from tasuki.config import WorkerConfig
+from tasuki.convert.tiny import make_tiny
+from tests.integration.scrape import assert_no_leaks
+from tests.leftovers import SETTLE_SECONDS, Leftovers, look
+
+WORKER = WorkerConfig(max_num_batched_tokens=64)  # several chunks for every longer prompt
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def split_cluster(tiny_model: Path) -> AsyncIterator[LocalCluster]:
+    async with LocalCluster(ClusterSpec(model=tiny_model, worker=WORKER)) as cluster:
+        await cluster.wait_ready()
+        yield cluster
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def colocated_cluster(tiny_model: Path) -> AsyncIterator[LocalCluster]:
+    spec = ClusterSpec(model=tiny_model, prefill=0, decode=1, worker=WORKER)
+    async with LocalCluster(spec) as cluster:
+        await cluster.wait_ready()
+        yield cluster
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def split(split_cluster: LocalCluster) -> AsyncIterator[LocalCluster]:
+    """The split cluster; after the test every block must be home on every worker."""
+    before = look()
+    yield split_cluster
+    await come_home(split_cluster, before)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def colocated(colocated_cluster: LocalCluster) -> AsyncIterator[LocalCluster]:
+    before = look()
+    yield colocated_cluster
+    await come_home(colocated_cluster, before)
+
+
+async def come_home(cluster: LocalCluster, before: Leftovers) -> None:
+    """Wait for the workers' blocks, and for connections that close only while the loop runs."""
+    for worker in cluster.workers:
+        await assert_no_leaks(worker.metrics)
+    until = time.monotonic() + SETTLE_SECONDS
+    while look().since(before) and time.monotonic() < until:  # noqa: ASYNC110 (nothing tells)
+        await asyncio.sleep(0.01)

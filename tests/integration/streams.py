@@ -1,0 +1,58 @@
+"""Runs requests through a cluster's front door and keeps what came back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tasuki.client import Client, Placement, Timings, Usage
+from tasuki.messages import FinishReason
+
+NUM_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Answer:
+    token_ids: list[int]
+    text: str
+    finish_reason: FinishReason
+    usage: Usage
+    timings: Timings
+    placement: Placement
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    """Printable bytes of the tiny model's tokenizer, drawn from a seed."""
+    rng = random.Random(f"{length} {seed}")
+    return [rng.randrange(32, 127) for _ in range(length)]
+
+
+async def ask(
+    client: Client,
+    token_ids: Sequence[int],
+    *,
+    max_tokens: int = NUM_TOKENS,
+    temperature: float = 0.0,
+    seed: int | None = None,
+) -> Answer:
+    """One whole answer; checks that indices go on without a gap or a repetition."""
+    tokens: list[int] = []
+    text = ""
+    async for output in client.generate(
+        prompt_token_ids=token_ids,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        seed=seed,
+        ignore_eos=True,
+    ):
+        assert output.index == len(tokens)
+        tokens += output.token_ids
+        text += output.text
+    assert output.finish_reason is not None
+    assert output.usage is not None
+    assert output.timings is not None
+    assert output.placement is not None
+    return Answer(
+        tokens, text, output.finish_reason, output.usage, output.timings, output.placement
+    )

@@ -1,0 +1,163 @@
+"""ModelConfig: both generations of config.json, and everything else refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasuki.errors import ConfigError, ModelError
+from tasuki.model.config import ModelConfig
+
+OLD: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 1000,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 5000.0,
+    "rope_scaling": None,
+    "hidden_act": "silu",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "torch_dtype": "bfloat16",
+}
+
+
+def write(directory: Path, values: Any, **more: Any) -> Path:
+    merged = {k: v for k, v in (values | more).items() if v != "absent"}
+    (directory / "config.json").write_text(json.dumps(merged))
+    return directory
+
+
+def test_old_style(tmp_path: Path) -> None:
+    config = ModelConfig.from_directory(write(tmp_path, OLD))
+    assert config.model_id == tmp_path.name
+    assert (config.head_dim, config.num_kv_heads, config.rope_theta) == (16, 2, 5000.0)
+    assert config.eos_token_ids == {2}
+    assert not config.tie_word_embeddings
+
+
+def test_new_style(tmp_path: Path) -> None:
+    rope = {"rope_type": "default", "rope_theta": 7000.0}
+    new = OLD | {"rope_parameters": rope, "dtype": "float32", "head_dim": 24}
+    write(tmp_path, new, rope_theta="absent", rope_scaling="absent", torch_dtype="absent")
+    config = ModelConfig.from_directory(tmp_path)
+    assert (config.rope_theta, config.head_dim) == (7000.0, 24)
+
+
+def test_what_may_be_absent(tmp_path: Path) -> None:
+    absent = ("num_key_value_heads", "rope_theta", "eos_token_id", "hidden_act", "model_type")
+    config = ModelConfig.from_directory(write(tmp_path, OLD, **dict.fromkeys(absent, "absent")))
+    assert (config.num_kv_heads, config.rope_theta) == (4, 10000.0)
+    assert config.eos_token_ids == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("own", "generation", "expected"),
+    [(2, None, {2}), ([2, 3], None, {2, 3}), (2, [5, 6], {5, 6}), (None, 7, {7}), (4, "none", {4})],
+)
+def test_end_tokens(tmp_path: Path, own: Any, generation: Any, expected: set[int]) -> None:
+    write(tmp_path, OLD, eos_token_id=own)
+    if generation is not None:
+        values = {} if generation == "none" else {"eos_token_id": generation}
+        (tmp_path / "generation_config.json").write_text(json.dumps(values))
+    assert ModelConfig.from_directory(tmp_path).eos_token_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("architectures", ["MistralForCausalLM"]),
+        ("architectures", "absent"),
+        ("model_type", "mixtral"),
+        ("quantization_config", {"quant_method": "gptq"}),
+        ("hidden_act", "gelu"),
+        ("attention_bias", True),
+        ("mlp_bias", True),
+        ("sliding_window", 4096),
+        ("partial_rotary_factor", 0.5),
+        ("rope_scaling", {"type": "linear", "factor": 2.0}),
+        ("rope_scaling", {"rope_type": "llama3", "factor": 8.0}),
+        ("rope_parameters", {"rope_type": "yarn", "rope_theta": 1.0}),
+        ("rope_parameters", {"partial_rotary_factor": 0.25}),
+    ],
+)
+def test_unsupported_is_refused_by_name(tmp_path: Path, name: str, value: Any) -> None:
+    with pytest.raises(ModelError, match=name.removesuffix("s")) as caught:
+        ModelConfig.from_directory(write(tmp_path, OLD, **{name: value}))
+    assert "support" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("vocab_size", "absent"),
+        ("vocab_size", True),
+        ("hidden_size", 64.0),
+        ("hidden_size", "64"),
+        ("num_hidden_layers", -2),
+        ("num_hidden_layers", 0),
+        ("num_attention_heads", 1 << 40),
+        ("num_key_value_heads", 3),
+        ("num_attention_heads", 128),  # makes head_dim 0
+        ("head_dim", 15),
+        ("rms_norm_eps", 0),
+        ("rms_norm_eps", True),
+        ("rope_theta", -1),
+        ("rope_scaling", [1]),
+        ("tie_word_embeddings", 1),
+        ("eos_token_id", 1000),
+        ("eos_token_id", [2, True]),
+        ("bos_token_id", "1"),
+    ],
+)
+def test_a_wrong_value_is_named(tmp_path: Path, name: str, value: Any) -> None:
+    with pytest.raises(ModelError) as caught:
+        ModelConfig.from_directory(write(tmp_path, OLD, **{name: value}))
+    words = {"num_key_value_heads": "key/value heads"}
+    expected = "head_dim" if value == 128 else words.get(name, name)
+    assert expected in caught.value.message
+
+
+def test_a_directory_that_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="does not exist"):
+        ModelConfig.from_directory(tmp_path / "nowhere")
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        ModelConfig.from_directory(tmp_path)
+    file = tmp_path / "config.json"
+    for content, words in (
+        (b"{", "JSON"),
+        (b"[]", "object"),
+        (b"\xff", "JSON"),
+        (b"[" * 99999, "JSON"),
+    ):
+        file.write_bytes(content)
+        with pytest.raises(ModelError, match=words):
+            ModelConfig.from_directory(tmp_path)
+    with pytest.raises(ModelError, match="is a file"):
+        ModelConfig.from_directory(file)
+
+
+def test_kv_layout(tmp_path: Path) -> None:
+    config = ModelConfig.from_directory(write(tmp_path, OLD))
+    layout = config.kv_layout(16)
+    assert layout.block_bytes == 2 * 2 * 2 * 16 * 16 * 4
+    for size in (0, -16, 24, 128):
+        with pytest.raises(ConfigError, match="block-size"):
+            config.kv_layout(size)
+    with pytest.raises(ConfigError, match="dtype"):
+        config.kv_layout(16, "int8")
+
+
+def test_weight_bytes(tmp_path: Path) -> None:
+    config = ModelConfig.from_directory(write(tmp_path, OLD))
+    layer = (64 + 32 + 32 + 64) * 64 + 3 * 64 * 128 + 2 * 64
+    assert config.weight_bytes() == 4 * (2 * layer + 2 * 1000 * 64 + 64)

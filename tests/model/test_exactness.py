@@ -1,0 +1,147 @@
+"""A request's logits are the same bits in any chunks, beside anything, on any threads."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tasuki.convert.random_llama import RandomLlama, make_random_llama
+from tasuki.model.linear import PREPACKED
+from tasuki.model.row_unit import probe
+from tasuki.model.transformer import CausalLM
+from tests.model.paged import Paged
+
+LENGTH = 230
+SHAPES = {
+    "gqa": RandomLlama(hidden_size=96, num_heads=6, num_kv_heads=2, head_dim=32),
+    "odd": RandomLlama(
+        vocab_size=331, hidden_size=72, intermediate_size=149, num_heads=5, num_kv_heads=1,
+        head_dim=26, num_layers=2,
+    ),
+    "mha": RandomLlama(hidden_size=64, num_heads=3, num_kv_heads=3, head_dim=64, num_layers=2),
+    "wide": RandomLlama(
+        hidden_size=640, intermediate_size=2304, num_heads=9, num_kv_heads=3, num_layers=1,
+        head_dim=128,
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CausalLM:
+    directory = tmp_path_factory.mktemp(request.param)
+    make_random_llama(directory, SHAPES[request.param], seed=4)
+    return CausalLM.load(directory)
+
+
+def prompt(model: CausalLM, length: int, seed: int) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, model.config.vocab_size, (length,), generator=generator).tolist()
+
+
+def logits(model: CausalLM, sizes: Iterator[int]) -> torch.Tensor:
+    """Of the prompt's last token, computed in chunks of these sizes with nothing beside it."""
+    paged = Paged(model, 40)
+    run = paged.start(prompt(model, LENGTH, 1), 0)
+    paged.prefill(run, sizes)
+    return run.logits[0]
+
+
+@pytest.fixture(scope="module")
+def whole(model: CausalLM) -> torch.Tensor:
+    torch.set_num_threads(1)
+    return logits(model, itertools.repeat(LENGTH))
+
+
+def test_this_machine_takes_the_exact_kernels(model: CausalLM) -> None:
+    assert model.facts()["linears"] == PREPACKED
+    assert not model.facts()["attention"].endswith("inexact")
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 16, 63, 64, 65, 100, 128])
+def test_chunks(model: CausalLM, whole: torch.Tensor, size: int) -> None:
+    assert torch.equal(logits(model, itertools.repeat(size)), whole)
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+@pytest.mark.parametrize("size", [LENGTH, 64, 33])
+def test_threads(model: CausalLM, whole: torch.Tensor, threads: int, size: int) -> None:
+    torch.set_num_threads(threads)
+    same = torch.equal(logits(model, itertools.repeat(size)), whole)
+    # Three threads may share out the columns of a single narrow product. A model that is loaded
+    # with
+    # so many then says that it is inexact.
+    assert same or (threads > 2 and probe(model.config.head_dim) is None)
+
+
+@pytest.mark.parametrize("block_size", [1, 8, 32, 64])
+def test_block_sizes(model: CausalLM, whole: torch.Tensor, block_size: int) -> None:
+    paged = Paged(model, 10 + LENGTH // block_size, block_size)
+    run = paged.start(prompt(model, LENGTH, 1), 0)
+    paged.prefill(run, itertools.repeat(96))
+    assert torch.equal(run.logits[0], whole)
+
+
+@pytest.mark.parametrize("others", [1, 3, 17])
+def test_decoding_beside_others(model: CausalLM, others: int) -> None:
+    """Every step of a stream is the same alone, beside decodes, and beside a stranger's prompt."""
+    steps = 8
+    alone = Paged(model, 40)
+    run = alone.start(prompt(model, 61, 1), steps)  # crosses a tile and a block
+    alone.generate([run], steps)
+
+    paged = Paged(model)
+    mine = paged.start(prompt(model, 61, 1), steps)
+    lengths = itertools.cycle((1, 40, 150, 64, 300))
+    beside = [
+        paged.start(prompt(model, length, 10 + i), 3 * steps)
+        for i, length in zip(range(others), lengths, strict=False)
+    ]
+    paged.generate(beside, 2)
+    late = paged.start(prompt(model, 200, 99), steps)
+    paged.generate([*beside, mine, late], steps, budget=80)
+    assert mine.output == run.output
+    assert torch.equal(torch.stack(mine.logits), torch.stack(run.logits))
+
+
+def test_recomputing_a_stream_gives_its_decoded_logits(model: CausalLM) -> None:
+    """What preemption and fallback rely on: decode, or chunked prefill of the same tokens."""
+    paged = Paged(model)
+    run = paged.start(prompt(model, 50, 2), 30)
+    paged.generate([run], 20)
+    again = paged.start(run.tokens[:-1], 0)
+    paged.prefill(again, itertools.cycle((13, 1, 30)))
+    assert torch.equal(again.logits[-1], run.logits[-1])
+
+
+def test_order_of_entries_does_not_matter(model: CausalLM) -> None:
+    results = []
+    for order in (1, -1):
+        paged = Paged(model, 60)
+        runs = [paged.start(prompt(model, n, n), 1) for n in (1, 30, 5, 70, 1)]
+        paged.step([(run, len(run.tokens)) for run in runs[::order]])
+        results.append([run.logits[0] for run in runs])
+    assert all(map(torch.equal, *results))
+
+
+def test_a_damaged_stranger_does_no_harm(model: CausalLM, whole: torch.Tensor) -> None:
+    """NaN in blocks that others left, or still use, never reaches a request."""
+    paged = Paged(model, 40)
+    paged.cache.tensor.fill_(torch.nan)
+    run = paged.start(prompt(model, LENGTH, 1), 0)
+    paged.prefill(run, itertools.cycle((50, 1, 20)))
+    assert torch.equal(run.logits[0], whole)
+
+
+def test_nothing_is_written_but_the_requests_blocks(tiny_directory: Path) -> None:
+    paged = Paged(CausalLM.load(tiny_directory), 30)
+    before = paged.cache.tensor.clone()
+    run = paged.start([65], 20)
+    paged.generate([run], 1)  # one row, so padding rows are there
+    others = [b for b in range(30) if b not in run.block_ids]
+    assert torch.equal(paged.cache.tensor[others], before[others])
+    untouched = paged.cache.tensor[run.block_ids[0], :, :, :, 1:]
+    assert not untouched.any()  # a block starts clean

@@ -1,0 +1,231 @@
+"""A prefill and a decode engine in this process, tied over loopback, and what passes between.
+
+Runs the product's cores, loops and links; only the wire between the two servers is replaced, by
+handing each message over. Faults are planted in the loopback connector.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from decode.core import DecodeCore
+from prefill.core import PrefillCore
+from tasuki.config import WorkerConfig
+from tasuki.engine.core import Host
+from tasuki.engine.engine import Engine
+from tasuki.engine.inline_client import InlineEngineClient
+from tasuki.messages import (
+    CallPrefill,
+    CancelPrefillCall,
+    CancelStream,
+    CloseLink,
+    DecodeRequest,
+    FailedEvent,
+    FallbackEvent,
+    FinishedEvent,
+    FinishReason,
+    FromEngine,
+    KnownPrefillWorkers,
+    LinkEnded,
+    LinkReceived,
+    LinkSend,
+    LinkStarted,
+    LoadReport,
+    MetricSamples,
+    OpenLink,
+    PrefillCallEnded,
+    PrefillDoneEvent,
+    PrefillReply,
+    PrefillTarget,
+    SamplingParams,
+    StartDecode,
+    StartPrefill,
+    StreamEvents,
+    TokensEvent,
+)
+from tasuki.transfer.connector import Connector
+from tasuki.transfer.loopback import LoopbackConnector
+from tasuki.transfer.loopback_fault import PlannedFault
+
+DEADLINE = 30.0
+
+
+@dataclasses.dataclass
+class Outcome:
+    token_ids: list[int]
+    finished: FinishedEvent | None = None
+    failed: FailedEvent | None = None
+    fallback: str = ""
+
+
+class InlinePair:
+    """Both engines and what passes between them."""
+
+    def __init__(self, model: Path, fault: PlannedFault | None, **settings: Any) -> None:
+        connector = LoopbackConnector(fault)
+        base = WorkerConfig(model=str(model), max_num_batched_tokens=64, segment_bytes=1)
+        base = dataclasses.replace(base, **settings)
+        self.cores: dict[str, PrefillCore | DecodeCore] = {}
+        self.prefill = self._engine("prefill", base, connector)
+        self.decode = self._engine("decode", base, connector)
+        self.metrics: dict[str, float] = {}
+        self.reports: dict[str, LoadReport] = {}
+        self.changed = asyncio.Condition()
+        self._streams: dict[int, asyncio.Queue[Any]] = {}
+        self._handoff_of: dict[int, str] = {}
+        self._next_stream = 0
+
+    def _engine(self, role: str, base: WorkerConfig, connector: Connector) -> InlineEngineClient:
+        core = PrefillCore if role == "prefill" else DecodeCore
+        config = dataclasses.replace(base, worker_id=role)
+
+        def make(engine: Engine, config: WorkerConfig, epoch: int, host: Host) -> Any:
+            self.cores[role] = core(engine, config, epoch, host, connector)
+            return self.cores[role]
+
+        return InlineEngineClient(config, make, allocate_whole_prompt=role == "prefill")
+
+    async def start(self) -> None:
+        ready = await self.prefill.start()
+        await self.decode.start()
+        self._tasks = [
+            asyncio.create_task(self._follow("prefill", self.prefill)),
+            asyncio.create_task(self._follow("decode", self.decode)),
+        ]
+        self.target = PrefillTarget(
+            worker_id="prefill", worker_epoch=ready.worker_epoch, address="here"
+        )
+        self.decode.send(KnownPrefillWorkers(workers=[self.target]))
+        await self.until(lambda: any(r.state == "open" for r in self.reports["decode"].links))
+
+    async def close(self) -> None:
+        await self.decode.close()
+        await self.prefill.close()
+        await asyncio.gather(*self._tasks)
+
+    async def until(self, wanted: Any) -> None:
+        """Wait for something to become true as messages pass."""
+
+        def holds() -> bool:
+            return len(self.reports) == 2 and wanted()
+
+        async with asyncio.timeout(DEADLINE), self.changed:
+            await self.changed.wait_for(holds)
+
+    async def _follow(self, role: str, engine: InlineEngineClient) -> None:
+        async for message in engine.receive():
+            self._pass_on(role, message)
+            async with self.changed:
+                self.changed.notify_all()
+
+    def _pass_on(self, role: str, message: FromEngine) -> None:
+        match message:
+            case StreamEvents():
+                for item in message.events:
+                    self._stream_event(role, item.stream_id, item.event)
+            case LoadReport():
+                self.reports[role] = message
+            case MetricSamples():
+                for sample in message.samples:
+                    name = f"{role} {sample.name} {' '.join(sample.labels.values())}".strip()
+                    grown = self.metrics.get(name, 0.0) if sample.op == "inc" else 0.0
+                    self.metrics[name] = grown + sample.value
+            case CallPrefill():
+                self._next_stream += 1
+                self._handoff_of[self._next_stream] = message.request.handoff_id
+                self.prefill.send(
+                    StartPrefill(stream_id=self._next_stream, request=message.request)
+                )
+            case CancelPrefillCall():
+                self._cancel_call(message.handoff_id)
+            case _:
+                self._pass_on_link(self.decode if role == "prefill" else self.prefill, message)
+
+    def _cancel_call(self, handoff_id: str) -> None:
+        for stream_id, known in self._handoff_of.items():
+            if known == handoff_id:
+                self.prefill.send(CancelStream(stream_id=stream_id, reason=FinishReason.CANCELLED))
+
+    def _pass_on_link(self, other: InlineEngineClient, message: FromEngine) -> None:
+        match message:
+            case OpenLink():
+                other.send(LinkStarted(link_id=message.link_id))
+            case LinkSend():
+                other.send(LinkReceived(link_id=message.link_id, message=message.message))
+            case CloseLink():
+                other.send(LinkEnded(link_id=message.link_id, error=message.error))
+            case _:
+                raise AssertionError(message)
+
+    def _stream_event(self, role: str, stream_id: int, event: Any) -> None:
+        if role == "decode":
+            self._streams[stream_id].put_nowait(event)
+            return
+        handoff_id = self._handoff_of[stream_id]
+        if isinstance(event, FailedEvent | PrefillDoneEvent):
+            del self._handoff_of[stream_id]
+            error = event.error if isinstance(event, FailedEvent) else None
+            self.decode.send(PrefillCallEnded(handoff_id=handoff_id, error=error))
+        else:
+            self.decode.send(PrefillReply(handoff_id=handoff_id, event=event))
+
+    async def ask(self, prompt: list[int], *, split: bool = True, **sampling: Any) -> Outcome:
+        """One request to its end."""
+        self._next_stream += 1
+        stream_id = self._next_stream
+        queue: asyncio.Queue[Any] = asyncio.Queue()
+        self._streams[stream_id] = queue
+        wanted = {"max_tokens": 64, "ignore_eos": True} | sampling
+        request = DecodeRequest(
+            request_id=f"r{stream_id}",
+            prompt_token_ids=prompt,
+            output_token_ids=[],
+            sampling=SamplingParams(**wanted),
+            prefill_candidates=[self.target] if split else [],
+        )
+        self.decode.send(StartDecode(stream_id=stream_id, request=request))
+        outcome = Outcome([])
+        async with asyncio.timeout(DEADLINE):
+            while outcome.finished is None and outcome.failed is None:
+                match await queue.get():
+                    case TokensEvent() as event:
+                        assert event.index == len(outcome.token_ids)
+                        outcome.token_ids += event.token_ids
+                    case FallbackEvent() as event:
+                        outcome.fallback = event.reason
+                    case FinishedEvent() as event:
+                        outcome.finished = event
+                    case FailedEvent() as event:
+                        outcome.failed = event
+        return outcome
+
+    async def until_idle(self) -> None:
+        """All blocks home on both sides, by the engines' own word; then their invariants."""
+
+        def home() -> bool:
+            return all(
+                report.free_blocks == report.total_blocks
+                and not (report.running or report.waiting or report.queued_tokens)
+                for report in self.reports.values()
+            )
+
+        await self.until(home)
+        for core in self.cores.values():
+            core.check_integrity()
+
+
+@contextlib.asynccontextmanager
+async def inline_pair(
+    model: Path, fault: PlannedFault | None = None, **settings: Any
+) -> AsyncIterator[InlinePair]:
+    pair = InlinePair(model, fault, **settings)
+    await pair.start()
+    try:
+        yield pair
+    finally:
+        await pair.close()

@@ -1,0 +1,127 @@
+"""Both roles' cores in one process: whatever the transfer does, the tokens are the same."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from tasuki.messages import FinishReason
+from tasuki.transfer.loopback_fault import PlannedFault, Verdict
+from tests.integration.streams import prompt
+from tests.pair.relay import InlinePair, inline_pair
+
+PROMPT = prompt(300)
+BLOCKS = 19
+
+
+async def undisturbed(model: Path) -> list[int]:
+    async with inline_pair(model) as pair:
+        outcome = await pair.ask(PROMPT, split=False)
+    assert len(set(outcome.token_ids)) >= 30
+    return outcome.token_ids
+
+
+async def settled(pair: InlinePair) -> None:
+    await pair.until_idle()
+    assert "decode kv_block_leaks_total" not in pair.metrics
+    assert "prefill kv_block_leaks_total" not in pair.metrics
+
+
+async def test_an_undisturbed_handoff_computes_nothing_here(tiny_model: Path) -> None:
+    expected = await undisturbed(tiny_model)
+    async with inline_pair(tiny_model) as pair:
+        outcome = await pair.ask(PROMPT)
+        assert outcome.token_ids == expected
+        assert outcome.finished is not None
+        assert outcome.finished.computed_prompt_tokens == 0
+        assert outcome.finished.handoff.blocks == BLOCKS
+        await settled(pair)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "index", "reason"),
+    [
+        (Verdict.FLIP, 0, "digest"),
+        (Verdict.FLIP, 7, "digest"),
+        (Verdict.FLIP, BLOCKS - 1, "digest"),
+        (Verdict.DROP, 0, "link_down"),  # the next one arrives in its place: out of order
+        (Verdict.DROP, 7, "link_down"),
+        (Verdict.DROP, BLOCKS - 1, "stalled"),  # nothing follows: only time tells
+    ],
+)
+async def test_a_damaged_or_lost_segment_is_caught(
+    tiny_model: Path, verdict: Verdict, reason: str, index: int
+) -> None:
+    """One block per segment: what came before the fault is kept, the rest computed here."""
+    expected = await undisturbed(tiny_model)
+    fault = PlannedFault({index: verdict})
+    async with inline_pair(tiny_model, fault, handoff_timeout=0.5) as pair:
+        outcome = await pair.ask(PROMPT)
+        assert outcome.token_ids == expected
+        assert outcome.fallback == reason
+        assert outcome.finished is not None
+        assert outcome.finished.computed_prompt_tokens == len(PROMPT) - 16 * index
+        assert pair.metrics[f"decode kv_transfer_failures_total {reason}"] == 1
+        if reason == "stalled":  # the posted receive keeps its block until the link ends
+            pair.cores["decode"].host.call_soon(pair.cores["decode"].close)
+        await settled(pair)
+
+
+async def test_a_planted_leak_is_counted(tiny_model: Path) -> None:
+    async with inline_pair(tiny_model) as pair:
+        await pair.ask(PROMPT)
+        await pair.until_idle()
+        engine = pair.cores["decode"].engine
+
+        def leak() -> None:
+            assert engine.blocks.pool.allocate(2) is not None
+
+        pair.cores["decode"].host.call_soon(leak)
+        await pair.until(lambda: pair.metrics.get("decode kv_block_leaks_total") == 2)
+
+
+async def test_eos_as_first_token_needs_no_handoff(tiny_model: Path) -> None:
+    expected = await undisturbed(tiny_model)
+    async with inline_pair(tiny_model) as pair:
+        for core in pair.cores.values():
+            config = dataclasses.replace(
+                core.engine.model.config, eos_token_ids=frozenset({expected[0]})
+            )
+            core.engine.model.config = config
+        outcome = await pair.ask(PROMPT, ignore_eos=False)
+        assert outcome.token_ids == expected[:1]
+        assert outcome.finished is not None
+        assert outcome.finished.finish_reason is FinishReason.STOP
+        assert outcome.fallback == ""
+        await settled(pair)
+        assert not any("failures" in name for name in pair.metrics)
+
+
+async def test_many_at_once_with_little_memory(tiny_model: Path) -> None:
+    """Reservations wait, requests are preempted, and every answer is as if alone."""
+    prompts = [prompt(100 + 9 * n, seed=n) for n in range(8)]
+    async with inline_pair(tiny_model) as pair:
+        alone = [(await pair.ask(p, split=False)).token_ids for p in prompts]
+    async with inline_pair(tiny_model, kv_blocks=40, reserve_timeout=25.0) as pair:
+        outcomes = await asyncio.gather(
+            *(pair.ask(p, split=n % 3 > 0) for n, p in enumerate(prompts))
+        )
+        assert [outcome.token_ids for outcome in outcomes] == alone
+        await settled(pair)
+
+
+async def test_no_memory_in_time_is_an_error_before_any_token(tiny_model: Path) -> None:
+    async with inline_pair(tiny_model, kv_blocks=24, reserve_timeout=0.2) as pair:
+        first = asyncio.ensure_future(pair.ask(PROMPT))
+        second = await pair.ask(PROMPT)
+        outcomes = [await first, second]
+        failed = [outcome for outcome in outcomes if outcome.failed is not None]
+        for outcome in failed:
+            assert outcome.token_ids == []
+            assert outcome.failed is not None
+            assert outcome.failed.error.reason == "no_kv"
+        assert len(failed) <= 1
+        await settled(pair)

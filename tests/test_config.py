@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from tasuki.config import WorkerConfig, build, effective, setting, to_args
+from tasuki.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    port: int = setting(5, "A port.")
+    ratio: float = setting(0.5, "A ratio.")
+    shout: bool = setting(False, "A switch.")
+    name: str | None = setting(None, "A name.")
+    mode: str = setting("a", "A choice.", choices=("a", "b"))
+    secret_token: str = setting("", "Never logged.")
+
+
+def test_flags_go_over_environment_over_defaults() -> None:
+    env = {"TASUKI_PORT": "7", "TASUKI_RATIO": "0.25", "TASUKI_SHOUT": "yes"}
+    made = build(Example, {"port": "9", "ratio": None}, env)
+    assert made == Example(port=9, ratio=0.25, shout=True)
+    assert build(Example, {}, {}) == Example()
+
+
+@pytest.mark.parametrize(
+    ("given", "env", "words"),
+    [
+        ({"port": "x"}, {}, "--port is 'x'; expected a whole number"),
+        ({}, {"TASUKI_PORT": "1.5"}, "TASUKI_PORT is '1.5'"),
+        ({"ratio": "much"}, {}, "expected a number"),
+        ({}, {"TASUKI_SHOUT": "perhaps"}, "expected true or false"),
+        ({"mode": "c"}, {}, "expected one of a, b"),
+    ],
+)
+def test_what_cannot_be_used_is_named(
+    given: dict[str, str], env: dict[str, str], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        build(Example, given, env)
+
+
+def test_a_config_survives_the_way_to_a_child() -> None:
+    from argparse import ArgumentParser
+
+    from tasuki.config import add_flags
+
+    config = Example(port=9, shout=True, name="n m", ratio=1e-3)
+    parser = ArgumentParser()
+    add_flags(parser, Example)
+    assert build(Example, vars(parser.parse_args(to_args(config))), {}) == config
+
+
+def test_secrets_are_left_out_of_what_is_shown() -> None:
+    assert "secret_token" not in effective(Example(secret_token="s"))
+    assert effective(Example())["port"] == "5"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("threads", 0), ("port", 70000), ("kv_blocks", -1), ("link_timeout", float("nan"))],
+)
+def test_a_worker_setting_out_of_range_is_refused(name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match="--" + name.replace("_", "-")):
+        build(WorkerConfig, {name: value}, {})
