@@ -1,0 +1,59 @@
+"""What this machine is and what it can do at best: the limits that every figure stands beside."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from tasuki.model.linear import Linear, probe
+
+MIB = 1 << 20
+
+
+def describe() -> str:
+    """Processor, cores, torch version, in one line."""
+    system = f"Linux {platform.release()}, torch {torch.__version__}"
+    return f"{processor()}, {os.cpu_count()} cores, {system}"
+
+
+def processor() -> str:
+    facts: dict[str, str] = {}
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        facts.setdefault(name.strip(), value.strip())
+    model = f"family {facts.get('cpu family', '?')} model {facts.get('model', '?')}"
+    return f"{facts.get('model name', 'unknown')} ({model})"
+
+
+def memcpy_speed(nbytes: int = 256 * MIB) -> float:
+    """Bytes per second of copying memory, one thread; counts the bytes copied once."""
+    source = torch.ones(nbytes, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    return nbytes / _best(lambda: target.copy_(source))
+
+
+def read_speed(nbytes: int = 512 * MIB) -> float:
+    """Bytes per second of reading memory, one thread."""
+    values = torch.ones(nbytes // 4)
+    return nbytes / _best(lambda: values.sum())
+
+
+def gemm_speed(size: int = 1024) -> float:
+    """Float32 operations per second of a prepacked matrix product, one thread: what linears use."""
+    rows = torch.ones(size, size)
+    linear = Linear(torch.ones(size, size), kind=probe(), rows_hint=size)
+    return 2 * size**3 / _best(lambda: linear(rows))
+
+
+def _best(work: Callable[[], object], times: int = 7) -> float:
+    best = float("inf")
+    for _ in range(times):
+        begin = time.perf_counter()
+        work()
+        best = min(best, time.perf_counter() - begin)
+    return best
