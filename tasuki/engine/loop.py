@@ -36,7 +36,6 @@ class EngineLoop:
         clock: Clock = monotonic,
     ) -> None:
         self.engine = engine
-        self.steps = 0
         self._transport = transport
         self._clock = clock
         self._changed = threading.Condition()  # its lock is the one lock
@@ -156,7 +155,6 @@ class EngineLoop:
         result = self.engine.execute(plan)
         with self._changed:
             now = self._clock()
-            self.steps += 1
             self.engine.measure(plan, now - begin)
             updates = self.engine.update(plan, result)
             self.core.advance(updates, now)
