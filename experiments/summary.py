@@ -73,7 +73,7 @@ def summarise(records: Sequence[Record], slo: Slo) -> Summary:
         transfer_bytes=sum(record.transfer_bytes for record in records),
         attainment=good / len(records) if records else math.nan,
         goodput=good / duration,
-        placements=dict(Counter(f"{r.placement}:{r.reason}" for r in records if r.placement)),
+        placements=dict(Counter(f"{r.placement}, {r.reason}" for r in records if r.placement)),
         fallbacks=dict(Counter(record.fallback for record in records if record.fallback)),
         send_lag_p99=percentiles([r.sent - r.scheduled for r in records]).p99,
     )

@@ -25,8 +25,10 @@ def compare_table(arms: Mapping[str, Summary], slo: Slo) -> str:
     row("KV transferred, MiB", *(f"{s.transfer_bytes / 2**20:.1f}" for s in summaries))
     row("attainment", *(f"{100 * s.attainment:.0f} %" for s in summaries))
     row("goodput, good requests/s", *(f"{s.goodput:.2f}" for s in summaries))
-    row("placements", *(_counts(s.placements) for s in summaries))
-    row("fallbacks", *(_counts(s.fallbacks) for s in summaries))
+    for name in sorted({name for s in summaries for name in s.placements}):
+        row(f"placed {name}", *(str(s.placements.get(name, 0)) for s in summaries))
+    for name in sorted({name for s in summaries for name in s.fallbacks}):
+        row(f"fallback {name}", *(str(s.fallbacks.get(name, 0)) for s in summaries))
     row("send lag p99, ms", *(f"{1000 * s.send_lag_p99:.1f}" for s in summaries))
     widths = [max(len(cells[i]) for cells in rows) for i in range(len(rows[0]))]
     lines = [
@@ -41,7 +43,3 @@ def _milliseconds(values: Percentiles | None) -> str:
     if values is None:
         return "-"
     return f"{1000 * values.p50:.1f} / {1000 * values.p95:.1f} / {1000 * values.p99:.1f}"
-
-
-def _counts(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items())) or "-"

@@ -35,7 +35,7 @@ def test_every_record_counts_and_two_are_good() -> None:
     assert summary.duration == pytest.approx(4.0)
     assert summary.goodput == pytest.approx(2 / 4.0)
     assert summary.tokens_out == 21
-    assert summary.placements == {"split:prefill_available": 5}
+    assert summary.placements == {"split, prefill_available": 5}
 
 
 def test_latency_counts_from_the_scheduled_time() -> None:
@@ -58,4 +58,5 @@ def test_the_table_shows_both_arms() -> None:
     assert "100 %" in table
     assert "0 %" in table
     assert "20.0 / 20.0 / 20.0" in table  # the transfer, in milliseconds
+    assert "placed split, prefill_available" in table
     assert "TTFT 1000 ms, TPOT 100 ms" in table
