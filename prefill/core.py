@@ -204,6 +204,7 @@ class PrefillCore:
         )
         self.host.flush_events()  # before the KV: the client's first token waits for nothing
         self.host.metrics.add("prefill_tokens_total", request.prompt_len, kind="computed")
+        self.host.metrics.observe("prefill_seconds", now - scheduled)
         if finish is not None:
             job.link.abandon(job.asked.handoff_id, AbandonReason.FINISHED)
         else:
@@ -256,8 +257,10 @@ class PrefillCore:
 
     def tick(self, now: float) -> None:
         self.links.tick()
-        metrics = self.host.metrics
-        metrics.level("waiting_requests", len(self.engine.scheduler.waiting))
+        metrics, waiting = self.host.metrics, self.engine.scheduler.waiting
+        metrics.level("waiting_requests", len(waiting))
+        oldest = max((now - request.arrived for request in waiting), default=0.0)
+        metrics.level("oldest_waiting_seconds", oldest)
         for state in ("opening", "open", "failed"):
             metrics.level("links", sum(link.state == state for link in self.links), state=state)
         metrics.level("prefill_queue_tokens", self.engine.scheduler.queued_tokens)

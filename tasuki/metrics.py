@@ -19,7 +19,6 @@ from tasuki.messages import MetricSample, Role
 from tasuki.reasons import (
     AbandonReason,
     FallbackReason,
-    MigrationReason,
     PlacementReason,
     RejectionReason,
 )
@@ -140,11 +139,6 @@ class RouterMetrics:
         self.rejections_total = make.counter(
             "rejections_total", "Requests refused.", {"reason": tuple(RejectionReason)}
         )
-        self.migrations_total = make.counter(
-            "migrations_total",
-            "Requests moved to another decode worker.",
-            {"reason": tuple(MigrationReason)},
-        )
         self.negative_hop_total = make.counter(
             "negative_hop_total", "Requests whose parts exceed their TTFT: a bug in a clock."
         )
@@ -243,12 +237,6 @@ def _engine_families(make: Families) -> dict[str, Counter | Gauge | Histogram]:
         "kv_block_leaks_total": make.counter(
             "kv_block_leaks_total", "KV blocks that were held by nobody: a bug."
         ),
-        "prefix_cache_queries_total": make.counter(
-            "prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache."
-        ),
-        "prefix_cache_hits_total": make.counter(
-            "prefix_cache_hits_total", "Prompt tokens found in the prefix cache."
-        ),
         "step_seconds": make.histogram(
             "step_seconds", "Duration of one engine step.", {"kind": STEP_KINDS}, SHORT_SECONDS
         ),
@@ -262,6 +250,14 @@ def _engine_families(make: Families) -> dict[str, Counter | Gauge | Histogram]:
         "preemptions_total": make.counter(
             "preemptions_total", "Requests whose KV was given up and is computed again."
         ),
+        "stale_results_dropped_total": make.counter(
+            "stale_results_dropped_total", "Results that came too late or for another epoch."
+        ),
+    }
+
+
+def _prefill_families(make: Families) -> dict[str, Counter | Gauge | Histogram]:
+    return {
         "prefill_queue_tokens": make.gauge(
             "prefill_queue_tokens", "Prompt tokens accepted and not computed yet."
         ),
@@ -273,26 +269,6 @@ def _engine_families(make: Families) -> dict[str, Counter | Gauge | Histogram]:
             "Prompt tokens by where their KV came from.",
             {"kind": PREFILL_KINDS},
         ),
-        "stale_results_dropped_total": make.counter(
-            "stale_results_dropped_total", "Results that came too late or for another epoch."
-        ),
-        "handoffs": make.gauge("handoffs", "Live handoffs.", {"state": HANDOFF_STATES}),
-        "handoff_seconds": make.histogram(
-            "handoff_seconds",
-            "Time a handoff spent in a state.",
-            {"state": HANDOFF_STATES},
-            SHORT_SECONDS,
-        ),
-        "kv_transfer_failures_total": make.counter(
-            "kv_transfer_failures_total",
-            "Handoffs that ended neither by a commit nor by a finish.",
-            {"reason": TRANSFER_FAILURES},
-        ),
-    }
-
-
-def _prefill_families(make: Families) -> dict[str, Counter | Gauge | Histogram]:
-    return {
         "kv_sent_bytes_total": make.counter("kv_sent_bytes_total", "Bytes of KV sent."),
     }
 
@@ -307,6 +283,12 @@ def _decode_families(make: Families) -> dict[str, Counter | Gauge | Histogram]:
         ),
         "kv_transfer_bytes": make.histogram(
             "kv_transfer_bytes", "Bytes of KV of one committed handoff.", buckets=BYTES
+        ),
+        "handoffs": make.gauge("handoffs", "Live handoffs.", {"state": HANDOFF_STATES}),
+        "kv_transfer_failures_total": make.counter(
+            "kv_transfer_failures_total",
+            "Handoffs that ended neither by a commit nor by a finish.",
+            {"reason": TRANSFER_FAILURES},
         ),
         "kv_received_bytes_total": make.counter("kv_received_bytes_total", "Bytes of KV received."),
         "fallbacks_total": make.counter(

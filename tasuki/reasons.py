@@ -57,11 +57,3 @@ class AbandonReason(StrEnum):
     DEADLINE = "deadline"
     FINISHED = "finished"  # the first token was also the last
     CANCELLED = "cancelled"
-
-
-class MigrationReason(StrEnum):
-    """Why a request moved to another decode worker after its first token."""
-
-    DECODE_DIED = "decode_died"
-    NO_KV = "no_kv"
-    DRAINING = "draining"

@@ -159,6 +159,7 @@ class EngineLoop:
             updates = self.engine.update(plan, result)
             self.core.advance(updates, now)
             self._host.metrics.observe("step_seconds", now - begin, kind=step_kind(plan))
+            self._host.metrics.observe("batch_tokens", plan.num_tokens)
             self._host.flush()
 
     # --- the end --------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +67,15 @@ class Outcome:
 class InlinePair:
     """Both engines and what passes between them."""
 
-    def __init__(self, model: Path, fault: PlannedFault | None, **settings: Any) -> None:
+    def __init__(
+        self, model: Path, fault: PlannedFault | None, prefill: dict[str, Any], **settings: Any
+    ) -> None:
+        """`settings` are those of both workers, `prefill` those of one."""
         connector = LoopbackConnector(fault)
         base = WorkerConfig(model=str(model), max_num_batched_tokens=64, segment_bytes=1)
         base = dataclasses.replace(base, **settings)
         self.cores: dict[str, PrefillCore | DecodeCore] = {}
-        self.prefill = self._engine("prefill", base, connector)
+        self.prefill = self._engine("prefill", dataclasses.replace(base, **prefill), connector)
         self.decode = self._engine("decode", base, connector)
         self.metrics: dict[str, float] = {}
         self.reports: dict[str, LoadReport] = {}
@@ -205,25 +209,44 @@ class InlinePair:
         return outcome
 
     async def until_idle(self) -> None:
-        """All blocks home on both sides, by the engines' own word; then their invariants."""
-
-        def home() -> bool:
-            return all(
-                report.free_blocks == report.total_blocks
-                and not (report.running or report.waiting or report.queued_tokens)
-                for report in self.reports.values()
-            )
-
-        await self.until(home)
+        """Wait until both engines have nothing left; their invariants must hold all the time."""
         for core in self.cores.values():
-            core.check_integrity()
+            async with asyncio.timeout(DEADLINE):
+                while not await self._on_control_thread(core, partial(is_idle, core)):
+                    pass
+
+    async def _on_control_thread(
+        self, core: PrefillCore | DecodeCore, look: Callable[[], bool]
+    ) -> bool:
+        """Run `look` where the core runs, under its lock."""
+        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        loop = answer.get_loop()
+
+        def run() -> None:
+            try:
+                loop.call_soon_threadsafe(answer.set_result, look())
+            except AssertionError as error:
+                loop.call_soon_threadsafe(answer.set_exception, error)
+
+        core.host.call_soon(run)
+        return await answer
+
+
+def is_idle(core: PrefillCore | DecodeCore) -> bool:
+    core.check_integrity()
+    blocks = core.engine.blocks
+    home = blocks.num_free == blocks.pool.num_blocks
+    return home and core.is_idle and not core.engine.has_work
 
 
 @contextlib.asynccontextmanager
 async def inline_pair(
-    model: Path, fault: PlannedFault | None = None, **settings: Any
+    model: Path,
+    fault: PlannedFault | None = None,
+    prefill: dict[str, Any] | None = None,
+    **settings: Any,
 ) -> AsyncIterator[InlinePair]:
-    pair = InlinePair(model, fault, **settings)
+    pair = InlinePair(model, fault, prefill or {}, **settings)
     await pair.start()
     try:
         yield pair

@@ -70,6 +70,18 @@ async def test_a_damaged_or_lost_segment_is_caught(
         await settled(pair)
 
 
+async def test_a_prefill_worker_that_refuses_is_replaced(tiny_model: Path) -> None:
+    """Its cache could never hold this prompt; the decode worker's can."""
+    expected = await undisturbed(tiny_model)
+    async with inline_pair(tiny_model, prefill={"kv_blocks": 8}) as pair:
+        outcome = await pair.ask(PROMPT)
+        assert outcome.token_ids == expected
+        assert outcome.fallback == "refused"
+        assert outcome.finished is not None
+        assert outcome.finished.computed_prompt_tokens == len(PROMPT)
+        await settled(pair)
+
+
 async def test_a_planted_leak_is_counted(tiny_model: Path) -> None:
     async with inline_pair(tiny_model) as pair:
         await pair.ask(PROMPT)
