@@ -61,7 +61,7 @@ async def test_a_failed_start_shows_the_last_words_and_ends_the_others(
     with pytest.raises(ProcessError, match=r"(?s)decode-0.*code 3.*the model does not fit"):
         async with cluster(tmp_path, {"decode": ["fail"], "prefill": ["engine"]}):
             pytest.fail("it must not get here")
-    assert len(recorded(pids)) == 3
+    assert recorded(pids)  # how many got that far before the failure is chance
     assert running(recorded(pids)) == []
 
 
