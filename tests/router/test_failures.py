@@ -65,7 +65,9 @@ async def test_a_client_that_disappears_stops_the_work(harness: MakeHarness) -> 
         await call.read()
         await channel.close()
         await wait_until(lambda: h.decodes[0].running == 0, "the worker is told", 1.0)
-        assert h.metric("requests_total", outcome="cancelled") == 1
+        await wait_until(
+            lambda: h.metric("requests_total", outcome="cancelled") == 1, "counted", 2.0
+        )
 
 
 async def test_a_cancel_in_the_queue_leaves_it(harness: MakeHarness) -> None:
@@ -89,9 +91,10 @@ async def test_the_deadline_of_the_caller_passes_on_the_worker(harness: MakeHarn
         error = await h.error(text="x", timeout=0.2)
         assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         await wait_until(lambda: h.decodes[0].running == 0, "the worker is told", 2.0)
-        assert h.metric("requests_total", outcome="failed") == 1
+        # the caller's own timer may ring before the router has counted
+        await wait_until(lambda: h.metric("requests_total", outcome="failed") == 1, "counted", 2.0)
         assert h.metric("slo_requests_total", result="failed", setup="colocated") == 1
-        assert 0 < (h.decodes[0].decodes[0].timeout or 0) <= 0.2
+        assert 0 < (h.decodes[0].decodes[0].timeout or 0) <= 0.25  # gRPC rounds up
 
 
 async def test_the_routers_own_deadline_ends_a_request_in_words(harness: MakeHarness) -> None:
