@@ -10,7 +10,7 @@ TEST_FLAGS ?=
 
 BIN := .venv/bin
 STAMP := .venv/.stamp
-CODE := $(patsubst %/,%,$(sort $(dir $(wildcard $(addsuffix /*.py,tasuki prefill decode router experiments cli tests benchmarks)))))
+CODE := $(wildcard tasuki prefill decode router experiments cli tests benchmarks)
 PROTOS := $(wildcard proto/tasuki/v1/*.proto)
 # protoc finds the plugin that writes typed stubs on PATH.
 PROTOC = PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iproto
