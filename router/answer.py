@@ -11,10 +11,10 @@ from router.placement import Placement
 from tasuki.messages import FallbackEvent, FinishedEvent, TokensEvent
 from tasuki.model.detokenizer import IncrementalDetokenizer
 from tasuki.model.tokenizer import Tokenizer
-from tasuki.server.wire import finish_reason_to_proto
 from tasuki.slo import SloResult
 from tasuki.timeline import Timeline
 from tasuki.v1 import common_pb2, inference_pb2
+from tasuki.wire.values import finish_reason_to_proto
 
 
 @dataclass(eq=False)

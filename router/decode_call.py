@@ -16,12 +16,12 @@ from router.watched_worker import WatchedWorker
 from tasuki.errors import Code, InvalidRequestError, TasukiError, UnavailableError
 from tasuki.messages import DecodeRequest, FinishedEvent, TokensEvent
 from tasuki.server.status import error_from_rpc
-from tasuki.server.wire_decode import (
+from tasuki.v1 import worker_pb2
+from tasuki.wire.decode import (
     WireDecodeEvent,
     decode_event_from_proto,
     decode_request_to_proto,
 )
-from tasuki.v1 import worker_pb2
 
 Call = grpc.aio.UnaryStreamCall[worker_pb2.DecodeRequest, worker_pb2.DecodeEvent]
 END_TIMEOUT = 1.0  # seconds

@@ -19,8 +19,8 @@ from router.ledger import WorkerLedgers
 from router.worker_snapshot import WorkerSnapshot
 from tasuki.errors import InvalidRequestError
 from tasuki.messages import PrefillTarget, Role
-from tasuki.server.wire_watch import WorkerReport, report_from_proto, watch_request_to_proto
 from tasuki.v1 import worker_pb2, worker_pb2_grpc
+from tasuki.wire.watch import WorkerReport, report_from_proto, watch_request_to_proto
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """The plain data that crosses a process boundary, and the seam between server and engine.
 
 Knows nothing about sockets, gRPC or tensors. Frames between a worker's server process and its
-engine process are MessagePack of these structs; `tasuki.server.wire` turns the ones that also
+engine process are MessagePack of these structs; `tasuki.wire` turns the ones that also
 cross machines into the protobuf messages of `proto/tasuki/v1`. Durations are seconds; sizes are
 bytes; positions and block numbers are logical (counted within one prompt): physical block ids
 never leave a worker.

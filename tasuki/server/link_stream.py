@@ -17,8 +17,8 @@ from tasuki.errors import InvalidRequestError, TasukiError, TransferError
 from tasuki.messages import CloseLink, LinkMessage, LinkReceived, ToEngine
 from tasuki.server.mailbox import Mailbox
 from tasuki.server.status import error_from_rpc, error_from_status
-from tasuki.server.wire_link import link_frame_from_proto, link_frame_to_proto
 from tasuki.v1 import worker_pb2
+from tasuki.wire.link import link_frame_from_proto, link_frame_to_proto
 
 Frames: TypeAlias = AsyncIterable[worker_pb2.LinkFrame]
 WriteFrame: TypeAlias = Callable[[worker_pb2.LinkFrame], Awaitable[None]]

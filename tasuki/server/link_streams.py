@@ -25,8 +25,8 @@ from tasuki.messages import (
 from tasuki.server.link_stream import LAST_WORDS_SECONDS, Frames, LinkEnd, LinkStream, WriteFrame
 from tasuki.server.peer_channels import PeerChannels
 from tasuki.server.status import to_error_status
-from tasuki.server.wire_link import link_frame_from_proto
 from tasuki.v1 import worker_pb2, worker_pb2_grpc
+from tasuki.wire.link import link_frame_from_proto
 
 log = logging.getLogger(__name__)
 

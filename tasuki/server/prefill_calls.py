@@ -15,8 +15,8 @@ from tasuki.errors import CancelledError, InvalidRequestError, TasukiError, Tran
 from tasuki.messages import CallPrefill, PrefillCallEnded, PrefillReply, ToEngine
 from tasuki.server.peer_channels import PeerChannels
 from tasuki.server.status import error_from_rpc, to_error_status
-from tasuki.server.wire_prefill import prefill_event_from_proto, prefill_request_to_proto
 from tasuki.v1 import worker_pb2_grpc
+from tasuki.wire.prefill import prefill_event_from_proto, prefill_request_to_proto
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from collections.abc import AsyncIterable, Awaitable, Callable
 from tasuki.clock import Clock, monotonic
 from tasuki.messages import KnownPrefillWorkers, LoadReport, Role, ToEngine
 from tasuki.server.prefill_roster import PrefillRoster
-from tasuki.server.wire_watch import report_to_proto, watch_request_from_proto
 from tasuki.server.worker_state import WorkerState
 from tasuki.v1 import worker_pb2
+from tasuki.wire.watch import report_to_proto, watch_request_from_proto
 
 EXPIRY_SECONDS = 1.0  # between looks for prefill workers that nobody names any more
 

@@ -32,10 +32,10 @@ from tasuki.server.peer_channels import PeerChannels
 from tasuki.server.prefill_calls import PrefillCalls
 from tasuki.server.request_streams import RequestStreams
 from tasuki.server.watch import EXPIRY_SECONDS, WatchStreams
-from tasuki.server.wire import role_to_proto
 from tasuki.server.worker_service import WorkerService
 from tasuki.server.worker_state import WorkerState
 from tasuki.v1 import common_pb2, worker_pb2, worker_pb2_grpc
+from tasuki.wire.values import role_to_proto
 
 STOP_GRACE = 0.5  # seconds for the last statuses to leave
 log = logging.getLogger(__name__)

@@ -26,10 +26,10 @@ from tasuki.server.link_streams import LinkStreams
 from tasuki.server.request_streams import RequestStream, RequestStreams
 from tasuki.server.status import error_from_status
 from tasuki.server.watch import WatchStreams
-from tasuki.server.wire_decode import decode_event_to_proto, decode_request_from_proto
-from tasuki.server.wire_prefill import prefill_event_to_proto, prefill_request_from_proto
 from tasuki.server.worker_state import WorkerState, limit_timeout
 from tasuki.v1 import worker_pb2, worker_pb2_grpc
+from tasuki.wire.decode import decode_event_to_proto, decode_request_from_proto
+from tasuki.wire.prefill import prefill_event_to_proto, prefill_request_from_proto
 
 CallContext = grpc.aio.ServicerContext[Any, Any]
 Encode = Callable[[Any], Any]

@@ -9,7 +9,7 @@ import msgspec
 from tasuki.config import WorkerConfig
 from tasuki.errors import TasukiError, UnavailableError, WrongRoleError
 from tasuki.messages import EngineReady, LoadReport, Role
-from tasuki.server.wire_watch import WorkerReport
+from tasuki.wire.watch import WorkerReport
 
 _SERVES = {"Decode": Role.DECODE, "Prefill": Role.PREFILL, "Link": Role.PREFILL}
 

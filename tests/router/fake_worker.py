@@ -23,13 +23,13 @@ from tasuki.messages import (
     TokensEvent,
 )
 from tasuki.server.grpc_server import GrpcServer
-from tasuki.server.wire_decode import (
+from tasuki.v1 import common_pb2, worker_pb2, worker_pb2_grpc
+from tasuki.wire.decode import (
     WireDecodeEvent,
     decode_event_to_proto,
     decode_request_from_proto,
 )
-from tasuki.server.wire_watch import WorkerReport, report_to_proto, watch_request_from_proto
-from tasuki.v1 import common_pb2, worker_pb2, worker_pb2_grpc
+from tasuki.wire.watch import WorkerReport, report_to_proto, watch_request_from_proto
 
 Script = Callable[[DecodeRequest], AsyncIterator[WireDecodeEvent]]
 MODEL_ID = "fake-model"

@@ -11,8 +11,8 @@ import pytest
 
 from tasuki.errors import NoKVError, UnavailableError
 from tasuki.messages import DecodeRequest, FinishReason
-from tasuki.server.wire_decode import WireDecodeEvent
 from tasuki.v1 import inference_pb2
+from tasuki.wire.decode import WireDecodeEvent
 from tests.router.conftest import MakeHarness
 from tests.router.fake_worker import finished, place_event, spell, tokens, wait_until
 

@@ -17,8 +17,8 @@ from tasuki.messages import (
     FirstTokenParts,
     HandoffTimings,
 )
-from tasuki.server.wire_decode import WireDecodeEvent
 from tasuki.v1 import common_pb2, inference_pb2
+from tasuki.wire.decode import WireDecodeEvent
 from tests.router.conftest import MakeHarness
 from tests.router.fake_worker import MODEL_ID, Script, finished, place_event, tokens, wait_until
 

@@ -12,9 +12,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tasuki.config import WorkerConfig
 from tasuki.messages import DecodeRequest, PrefillTarget, Role
 from tasuki.server.grpc_server import internal_channel
-from tasuki.server.wire_decode import decode_request_to_proto
 from tasuki.server.worker_server import WorkerServer
 from tasuki.v1 import common_pb2_grpc, worker_pb2, worker_pb2_grpc
+from tasuki.wire.decode import decode_request_to_proto
 from tests.server.fake_engine import GREEDY, FakeEngine
 
 

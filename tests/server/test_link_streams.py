@@ -30,8 +30,8 @@ from tasuki.messages import (
     Role,
 )
 from tasuki.server.status import error_from_rpc
-from tasuki.server.wire_link import link_frame_to_proto
 from tasuki.v1 import worker_pb2
+from tasuki.wire.link import link_frame_to_proto
 from tests.server.fake_engine import LAYOUT, FakeEngine
 from tests.server.running_worker import RunningWorker, rpc_error, running
 from tests.waiting import until

@@ -12,7 +12,7 @@ from tasuki.messages import KnownPrefillWorkers, PrefillTarget, Role
 from tasuki.server.prefill_roster import PrefillRoster
 from tasuki.server.status import error_from_rpc
 from tasuki.server.watch import WatchStreams
-from tasuki.server.wire_watch import report_from_proto, watch_request_to_proto
+from tasuki.wire.watch import report_from_proto, watch_request_to_proto
 from tests.server.fake_engine import load_report
 from tests.server.running_worker import rpc_error, running
 from tests.waiting import until

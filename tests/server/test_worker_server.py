@@ -29,9 +29,9 @@ from tasuki.messages import (
     StartPrefill,
 )
 from tasuki.server.status import error_from_rpc
-from tasuki.server.wire_prefill import prefill_request_to_proto
 from tasuki.server.worker_server import WorkerServer
 from tasuki.v1 import common_pb2, worker_pb2
+from tasuki.wire.prefill import prefill_request_to_proto
 from tests.server.fake_engine import GREEDY, FakeEngine, finished, tokens
 from tests.server.running_worker import decode_request, rpc_error, running
 from tests.server.test_http_page import get

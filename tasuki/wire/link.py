@@ -20,8 +20,8 @@ from tasuki.messages import (
     Received,
     Rendezvous,
 )
-from tasuki.server import wire
 from tasuki.v1 import worker_pb2
+from tasuki.wire import values
 
 TOKEN_BYTES = 32
 MAX_RENDEZVOUS_BYTES = 64 << 10
@@ -52,7 +52,7 @@ def link_frame_to_proto(link_id: str, message: LinkMessage) -> worker_pb2.LinkFr
 
 def link_frame_from_proto(frame: worker_pb2.LinkFrame) -> tuple[str, LinkMessage]:
     """The link's id and the message."""
-    link_id = wire.hex_id("link_id", frame.link_id)
+    link_id = values.hex_id("link_id", frame.link_id)
     kind = frame.WhichOneof("message")
     if kind is None:
         raise InvalidRequestError("a LinkFrame holds no message; is the sender newer?")
@@ -82,12 +82,12 @@ def _digest_name(value: str) -> str:
 def _hello(hello: worker_pb2.LinkHello) -> LinkHello:
     return LinkHello(
         token=_token(hello.token),
-        decode_worker_id=wire.name("decode_worker_id", hello.decode_worker_id),
+        decode_worker_id=values.name("decode_worker_id", hello.decode_worker_id),
         decode_epoch=hello.decode_epoch,
-        prefill_worker_id=wire.name("prefill_worker_id", hello.prefill_worker_id),
+        prefill_worker_id=values.name("prefill_worker_id", hello.prefill_worker_id),
         prefill_epoch=hello.prefill_epoch,
         layout=layout_from_proto(hello.layout),
-        connector=wire.name("connector", hello.connector),
+        connector=values.name("connector", hello.connector),
         digest=_digest_name(hello.digest),
         max_segment_bytes=hello.max_segment_bytes,
     )
@@ -108,7 +108,7 @@ def _rendezvous(rendezvous: worker_pb2.Rendezvous) -> Rendezvous:
             f"a rendezvous value has {len(rendezvous.value)} bytes; "
             f"expected at most {MAX_RENDEZVOUS_BYTES}"
         )
-    return Rendezvous(key=wire.name("key", rendezvous.key), value=rendezvous.value)
+    return Rendezvous(key=values.name("key", rendezvous.key), value=rendezvous.value)
 
 
 def _announce(announce: worker_pb2.Announce) -> Announce:
@@ -118,7 +118,7 @@ def _announce(announce: worker_pb2.Announce) -> Announce:
         )
     return Announce(
         link_seq=announce.link_seq,
-        handoff_id=wire.hex_id("handoff_id", announce.handoff_id),
+        handoff_id=values.hex_id("handoff_id", announce.handoff_id),
         first_block=announce.first_block,
         count=announce.count,
         nbytes=announce.nbytes,
@@ -127,12 +127,12 @@ def _announce(announce: worker_pb2.Announce) -> Announce:
 
 
 def _commit(commit: worker_pb2.Commit) -> Commit:
-    handoff_id = wire.hex_id("handoff_id", commit.handoff_id)
+    handoff_id = values.hex_id("handoff_id", commit.handoff_id)
     return Commit(handoff_id=handoff_id, tokens=commit.tokens, blocks=commit.blocks)
 
 
 def _abandoned(abandoned: worker_pb2.Abandoned) -> Abandoned:
-    handoff_id = wire.hex_id("handoff_id", abandoned.handoff_id)
+    handoff_id = values.hex_id("handoff_id", abandoned.handoff_id)
     return Abandoned(handoff_id=handoff_id, reason=abandoned.reason)
 
 
@@ -146,5 +146,5 @@ _MESSAGES: dict[str, Callable[[Any], LinkMessage]] = {
     "commit": _commit,
     "abandoned": _abandoned,
     "closed": lambda m: LinkClosed(reason=m.reason),
-    "heartbeat": lambda m: Heartbeat(steps=m.steps, age=wire.finite("age", m.age)),
+    "heartbeat": lambda m: Heartbeat(steps=m.steps, age=values.finite("age", m.age)),
 }

@@ -19,8 +19,8 @@ from tasuki.messages import (
     LocalEvent,
     TokensEvent,
 )
-from tasuki.server import wire
 from tasuki.v1 import common_pb2, worker_pb2
+from tasuki.wire import values
 
 WireDecodeEvent = DispatchedEvent | LocalEvent | FallbackEvent | TokensEvent | FinishedEvent
 """The events that travel: all but FailedEvent."""
@@ -31,8 +31,8 @@ def decode_request_to_proto(request: DecodeRequest) -> worker_pb2.DecodeRequest:
         request_id=request.request_id,
         prompt_token_ids=request.prompt_token_ids,
         output_token_ids=request.output_token_ids,
-        sampling=wire.sampling_to_proto(request.sampling),
-        prefill_candidates=[wire.target_to_proto(t) for t in request.prefill_candidates],
+        sampling=values.sampling_to_proto(request.sampling),
+        prefill_candidates=[values.target_to_proto(t) for t in request.prefill_candidates],
         local_reason=request.local_reason,
         timeout=request.timeout,
     )
@@ -42,13 +42,13 @@ def decode_request_from_proto(request: worker_pb2.DecodeRequest) -> DecodeReques
     if not request.prompt_token_ids:
         raise InvalidRequestError("the prompt is empty; expected at least one token")
     return DecodeRequest(
-        request_id=wire.name("request_id", request.request_id),
+        request_id=values.name("request_id", request.request_id),
         prompt_token_ids=list(request.prompt_token_ids),
         output_token_ids=list(request.output_token_ids),
-        sampling=wire.sampling_from_proto(request.sampling),
-        prefill_candidates=[wire.target_from_proto(t) for t in request.prefill_candidates],
+        sampling=values.sampling_from_proto(request.sampling),
+        prefill_candidates=[values.target_from_proto(t) for t in request.prefill_candidates],
         local_reason=request.local_reason,
-        timeout=wire.finite("timeout", request.timeout) if request.HasField("timeout") else None,
+        timeout=values.finite("timeout", request.timeout) if request.HasField("timeout") else None,
     )
 
 
@@ -101,24 +101,24 @@ def _tokens_from_proto(tokens: worker_pb2.Tokens) -> TokensEvent:
     return TokensEvent(
         index=tokens.index,
         token_ids=list(tokens.token_ids),
-        offsets=[wire.finite("offset", offset) for offset in tokens.offsets],
+        offsets=[values.finite("offset", offset) for offset in tokens.offsets],
         parts=_parts_from_proto(tokens.parts) if tokens.HasField("parts") else None,
     )
 
 
 def _parts_from_proto(parts: worker_pb2.FirstTokenParts) -> FirstTokenParts:
     return FirstTokenParts(
-        reservation=wire.finite("reservation", parts.reservation),
-        prefill_queue=wire.finite("prefill_queue", parts.prefill_queue),
-        prefill_compute=wire.finite("prefill_compute", parts.prefill_compute),
-        fallback=wire.finite("fallback", parts.fallback),
+        reservation=values.finite("reservation", parts.reservation),
+        prefill_queue=values.finite("prefill_queue", parts.prefill_queue),
+        prefill_compute=values.finite("prefill_compute", parts.prefill_compute),
+        fallback=values.finite("fallback", parts.fallback),
     )
 
 
 def _finished_to_proto(event: FinishedEvent) -> worker_pb2.Finished:
     handoff = event.handoff
     return worker_pb2.Finished(
-        finish_reason=wire.finish_reason_to_proto(event.finish_reason),
+        finish_reason=values.finish_reason_to_proto(event.finish_reason),
         usage=common_pb2.Usage(
             prompt_tokens=event.prompt_tokens,
             completion_tokens=event.output_tokens,
@@ -136,14 +136,14 @@ def _finished_to_proto(event: FinishedEvent) -> worker_pb2.Finished:
 
 
 def _finished_from_proto(finished: worker_pb2.Finished) -> FinishedEvent:
-    reason = wire.finish_reason_from_proto(finished.finish_reason)
+    reason = values.finish_reason_from_proto(finished.finish_reason)
     if reason is None:
         raise InvalidRequestError("a Finished event lacks its finish_reason")
     handoff = HandoffTimings(
-        transfer=wire.finite("transfer", finished.transfer),
-        exposed_transfer=wire.finite("exposed_transfer", finished.exposed_transfer),
-        commit_wait=wire.finite("commit_wait", finished.commit_wait),
-        first_decode=wire.finite("first_decode", finished.first_decode),
+        transfer=values.finite("transfer", finished.transfer),
+        exposed_transfer=values.finite("exposed_transfer", finished.exposed_transfer),
+        commit_wait=values.finite("commit_wait", finished.commit_wait),
+        first_decode=values.finite("first_decode", finished.first_decode),
         nbytes=finished.transfer_bytes,
         blocks=finished.transfer_blocks,
     )

@@ -12,8 +12,8 @@ from tasuki.messages import (
     PrefillRequest,
     ProgressEvent,
 )
-from tasuki.server import wire
 from tasuki.v1 import worker_pb2
+from tasuki.wire import values
 
 WirePrefillEvent = AcceptedEvent | ProgressEvent | FirstTokenEvent
 """The events that travel: all but PrefillDoneEvent and FailedEvent."""
@@ -29,7 +29,7 @@ def prefill_request_to_proto(request: PrefillRequest) -> worker_pb2.PrefillReque
         decode_epoch=request.decode_epoch,
         prompt_token_ids=request.prompt_token_ids,
         first_block=request.first_block,
-        sampling=wire.sampling_to_proto(request.sampling),
+        sampling=values.sampling_to_proto(request.sampling),
         timeout=request.timeout,
     )
 
@@ -38,16 +38,16 @@ def prefill_request_from_proto(request: worker_pb2.PrefillRequest) -> PrefillReq
     if not request.prompt_token_ids:
         raise InvalidRequestError("the prompt is empty; expected at least one token")
     return PrefillRequest(
-        request_id=wire.name("request_id", request.request_id),
-        handoff_id=wire.hex_id("handoff_id", request.handoff_id),
-        link_id=wire.hex_id("link_id", request.link_id),
+        request_id=values.name("request_id", request.request_id),
+        handoff_id=values.hex_id("handoff_id", request.handoff_id),
+        link_id=values.hex_id("link_id", request.link_id),
         prefill_epoch=request.prefill_epoch,
-        decode_worker_id=wire.name("decode_worker_id", request.decode_worker_id),
+        decode_worker_id=values.name("decode_worker_id", request.decode_worker_id),
         decode_epoch=request.decode_epoch,
         prompt_token_ids=list(request.prompt_token_ids),
         first_block=request.first_block,
-        sampling=wire.sampling_from_proto(request.sampling),
-        timeout=wire.finite("timeout", request.timeout) if request.HasField("timeout") else None,
+        sampling=values.sampling_from_proto(request.sampling),
+        timeout=values.finite("timeout", request.timeout) if request.HasField("timeout") else None,
     )
 
 
@@ -62,7 +62,7 @@ def prefill_event_to_proto(event: WirePrefillEvent) -> worker_pb2.PrefillEvent:
         case FirstTokenEvent():
             first_token = worker_pb2.FirstToken(
                 token_id=event.token_id,
-                finish_reason=wire.finish_reason_to_proto(event.finish_reason),
+                finish_reason=values.finish_reason_to_proto(event.finish_reason),
                 cached_tokens=event.cached_tokens,
                 queue_seconds=event.queue_seconds,
                 compute_seconds=event.compute_seconds,
@@ -80,10 +80,10 @@ def prefill_event_from_proto(event: worker_pb2.PrefillEvent) -> WirePrefillEvent
             first = event.first_token
             return FirstTokenEvent(
                 token_id=first.token_id,
-                finish_reason=wire.finish_reason_from_proto(first.finish_reason),
+                finish_reason=values.finish_reason_from_proto(first.finish_reason),
                 cached_tokens=first.cached_tokens,
-                queue_seconds=wire.finite("queue_seconds", first.queue_seconds),
-                compute_seconds=wire.finite("compute_seconds", first.compute_seconds),
+                queue_seconds=values.finite("queue_seconds", first.queue_seconds),
+                compute_seconds=values.finite("compute_seconds", first.compute_seconds),
             )
         case _:
             raise InvalidRequestError("a PrefillEvent holds no event; is the sender newer?")

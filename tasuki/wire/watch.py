@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from tasuki.errors import InvalidRequestError
 from tasuki.messages import LinkReport, LoadReport, PrefillTarget
-from tasuki.server import wire
 from tasuki.v1 import worker_pb2
+from tasuki.wire import values
 
 MAX_PREFILL_WORKERS = 4096
 LINK_STATES = ("opening", "open", "failed")
@@ -26,7 +26,7 @@ class WorkerReport:
 
 def watch_request_to_proto(targets: Iterable[PrefillTarget]) -> worker_pb2.WatchRequest:
     return worker_pb2.WatchRequest(
-        prefill_workers=[wire.target_to_proto(target) for target in targets]
+        prefill_workers=[values.target_to_proto(target) for target in targets]
     )
 
 
@@ -36,7 +36,7 @@ def watch_request_from_proto(request: worker_pb2.WatchRequest) -> list[PrefillTa
         raise InvalidRequestError(
             f"{count} prefill workers are named; expected at most {MAX_PREFILL_WORKERS}"
         )
-    return [wire.target_from_proto(target) for target in request.prefill_workers]
+    return [values.target_from_proto(target) for target in request.prefill_workers]
 
 
 def report_to_proto(report: WorkerReport) -> worker_pb2.LoadReport:
@@ -44,7 +44,7 @@ def report_to_proto(report: WorkerReport) -> worker_pb2.LoadReport:
     return worker_pb2.LoadReport(
         worker_id=load.worker_id,
         worker_epoch=load.worker_epoch,
-        role=wire.role_to_proto(load.role),
+        role=values.role_to_proto(load.role),
         ready=load.ready,
         draining=load.draining,
         free_blocks=load.free_blocks,
@@ -72,9 +72,9 @@ def report_from_proto(report: worker_pb2.LoadReport) -> WorkerReport:
             f"{report.block_size} positions is impossible"
         )
     load = LoadReport(
-        worker_id=wire.name("worker_id", report.worker_id),
+        worker_id=values.name("worker_id", report.worker_id),
         worker_epoch=report.worker_epoch,
-        role=wire.role_from_proto(report.role),
+        role=values.role_from_proto(report.role),
         ready=report.ready,
         draining=report.draining,
         free_blocks=report.free_blocks,
@@ -82,7 +82,7 @@ def report_from_proto(report: worker_pb2.LoadReport) -> WorkerReport:
         queued_tokens=report.queued_tokens,
         running=report.running,
         waiting=report.waiting,
-        prefill_tokens_per_second=wire.non_negative(
+        prefill_tokens_per_second=values.non_negative(
             "prefill_tokens_per_second", report.prefill_tokens_per_second
         ),
         links=[_link_from_proto(link) for link in report.links],
@@ -101,7 +101,7 @@ def _link_from_proto(link: worker_pb2.LinkReport) -> LinkReport:
             f"link state is {link.state[:64]!r}; expected one of {', '.join(LINK_STATES)}"
         )
     return LinkReport(
-        worker_id=wire.name("worker_id", link.worker_id),
+        worker_id=values.name("worker_id", link.worker_id),
         worker_epoch=link.worker_epoch,
         state=link.state,
     )

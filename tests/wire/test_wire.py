@@ -12,28 +12,28 @@ from hypothesis import strategies as st
 
 from tasuki import messages as m
 from tasuki.errors import InvalidRequestError
-from tasuki.server import wire
-from tasuki.server.wire_decode import (
+from tasuki.v1 import worker_pb2
+from tasuki.wire import values
+from tasuki.wire.decode import (
     decode_event_from_proto,
     decode_event_to_proto,
     decode_request_from_proto,
     decode_request_to_proto,
 )
-from tasuki.server.wire_link import link_frame_from_proto, link_frame_to_proto
-from tasuki.server.wire_prefill import (
+from tasuki.wire.link import link_frame_from_proto, link_frame_to_proto
+from tasuki.wire.prefill import (
     prefill_event_from_proto,
     prefill_event_to_proto,
     prefill_request_from_proto,
     prefill_request_to_proto,
 )
-from tasuki.server.wire_watch import (
+from tasuki.wire.watch import (
     WorkerReport,
     report_from_proto,
     report_to_proto,
     watch_request_from_proto,
     watch_request_to_proto,
 )
-from tasuki.v1 import worker_pb2
 
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
@@ -352,9 +352,9 @@ def test_a_wrong_link_frame_is_named(frame: worker_pb2.LinkFrame, word: str) -> 
 
 def test_unknown_enum_values_are_named() -> None:
     with pytest.raises(InvalidRequestError, match="finish_reason 77"):
-        wire.finish_reason_from_proto(77)
+        values.finish_reason_from_proto(77)
     with pytest.raises(InvalidRequestError, match="role 3"):
-        wire.role_from_proto(3)
+        values.role_from_proto(3)
 
 
 def test_offsets_must_match_tokens() -> None:
