@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 import msgspec
@@ -37,13 +38,22 @@ class ControlStream:
         self._on_message = on_message
         self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.ended = False
-        threading.Thread(target=self._read, name="bench-control", daemon=True).start()
+        self._reader = threading.Thread(target=self._read, name="bench-control", daemon=True)
+        self._reader.start()
 
     def send(self, link_id: str, message: Control) -> None:
-        self._socket.sendall(encode_frame(message))
+        with suppress(OSError):  # the end shows on the reading side
+            self._socket.sendall(encode_frame(message))
 
     def call_soon(self, fn: Callable[[], None]) -> None:
         self._work.put(fn)
+
+    def close(self) -> None:
+        """End the stream for both sides."""
+        with suppress(OSError):  # the peer may have ended it already
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._reader.join(10)
+        self._socket.close()
 
     def run_until(self, done: Callable[[], bool], seconds: float = 60.0) -> None:
         """Run what comes until `done`. Raises TimeoutError."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from collections.abc import Callable
 
 import torch
 
 from benchmarks.control_stream import Ask, Control, ControlStream
+from benchmarks.pinning import pinned
 from tasuki.clock import monotonic
 from tasuki.kv.cache import KVCache
 from tasuki.kv.layout import KVLayout
@@ -34,12 +36,18 @@ def settings(worker_id: str, epoch: int) -> LinkSettings:
     )
 
 
+def touched_cache() -> KVCache:
+    """A cache whose memory is there: page faults are not what is measured."""
+    cache = KVCache(LAYOUT, MAX_BLOCKS)
+    cache.tensor.normal_()
+    return cache
+
+
 class Receiver:
     """The decode end, in the benchmark's own process."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self.cache = KVCache(LAYOUT, MAX_BLOCKS)
-        self.cache.tensor.fill_(1.0)  # touched: page faults are not what is measured
+    def __init__(self, sock: socket.socket, cache: KVCache) -> None:
+        self.cache = cache
         self.stream = ControlStream(sock, self._on_message)
         self.link = ReceivingLink(
             LINK_ID, SENDER, self.cache, GlooConnector(), settings("decode", 2), self.stream,
@@ -50,7 +58,7 @@ class Receiver:
 
     def open(self) -> None:
         self.link.start()
-        self.stream.run_until(lambda: self.link.state == "open")
+        self._run_until(lambda: self.link.state == "open")
 
     def receive(self, blocks: int) -> float:
         """Ask for a handoff; returns seconds until it is committed."""
@@ -64,12 +72,19 @@ class Receiver:
         self.link.expect(handoff, list(range(blocks)))
         handoff.dispatch(begin)
         self.stream.send(LINK_ID, Ask(handoff_id=handoff_id, blocks=blocks))
-        self.stream.run_until(lambda: handoff.is_committed or bool(self.failure))
+        self._run_until(lambda: handoff.is_committed)
         seconds = monotonic() - begin
-        if self.failure:
-            raise RuntimeError(f"the link failed: {self.failure}")
         self.link.forget(handoff_id)
         return seconds
+
+    def close(self) -> None:
+        self.link.close("link_down")
+        self.stream.close()
+
+    def _run_until(self, done: Callable[[], bool]) -> None:
+        self.stream.run_until(lambda: done() or self.stream.ended or bool(self.failure))
+        if not done():
+            raise RuntimeError(f"the link failed: {self.failure or 'the sender process ended'}")
 
     def _on_message(self, message: Control) -> None:
         assert not isinstance(message, Ask)
@@ -81,11 +96,10 @@ class Receiver:
 
 
 class Sender:
-    """The prefill end: `python -m benchmarks.link_ends DESCRIPTOR`, until its socket ends."""
+    """The prefill end: `python -m benchmarks.link_ends DESCRIPTOR CORE`, until its socket ends."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self.cache = KVCache(LAYOUT, MAX_BLOCKS)
-        self.cache.tensor.normal_()
+        self.cache = touched_cache()
         self.stream = ControlStream(sock, self._on_message)
         self.link = SendingLink(
             LINK_ID, self.cache, GlooConnector(), settings("prefill", 1), self.stream,
@@ -106,7 +120,8 @@ class Sender:
 
 def main() -> None:
     torch.set_num_threads(1)
-    Sender(socket.socket(fileno=int(sys.argv[1]))).run()
+    with pinned(int(sys.argv[2])):
+        Sender(socket.socket(fileno=int(sys.argv[1]))).run()
     os._exit(0)  # gloo's threads need no goodbye
 
 

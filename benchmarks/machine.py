@@ -6,13 +6,32 @@ import os
 import platform
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from tasuki.model.linear import Linear, probe
+from tasuki.model.linear import PLAIN, Linear, probe
 
 MIB = 1 << 20
+CONGESTION_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """One thread. Bytes, or float32 operations, per second."""
+
+    memory_read: float
+    plain_gemm: float  # torch's own, which is what transformers computes with
+    prepacked_gemm: float  # of prepacked weights; the plain one where torch lacks it
+
+    @property
+    def gemm(self) -> float:
+        return max(self.plain_gemm, self.prepacked_gemm)
+
+    @classmethod
+    def measure(cls) -> Limits:
+        return cls(read_speed(), gemm_speed(PLAIN), gemm_speed(probe()))
 
 
 def describe() -> str:
@@ -30,6 +49,11 @@ def processor() -> str:
     return f"{facts.get('model name', 'unknown')} ({model})"
 
 
+def congestion_control() -> str:
+    """How this machine's TCP decides when to send: gloo and the raw connection both use it."""
+    return CONGESTION_CONTROL.read_text().strip() if CONGESTION_CONTROL.exists() else "unknown"
+
+
 def memcpy_speed(nbytes: int = 256 * MIB) -> float:
     """Bytes per second of copying memory, one thread; counts the bytes copied once."""
     source = torch.ones(nbytes, dtype=torch.uint8)
@@ -43,10 +67,10 @@ def read_speed(nbytes: int = 512 * MIB) -> float:
     return nbytes / _best(lambda: values.sum())
 
 
-def gemm_speed(size: int = 1024) -> float:
-    """Float32 operations per second of a prepacked matrix product, one thread: what linears use."""
+def gemm_speed(kind: str, size: int = 1024) -> float:
+    """Float32 operations per second of a matrix product with fixed weights, one thread."""
     rows = torch.ones(size, size)
-    linear = Linear(torch.ones(size, size), kind=probe(), rows_hint=size)
+    linear = Linear(torch.ones(size, size), kind=kind, rows_hint=size)
     return 2 * size**3 / _best(lambda: linear(rows))
 
 

@@ -8,6 +8,8 @@ import struct
 import sys
 import time
 
+from benchmarks.pinning import pinned
+
 _SIZE = struct.Struct("<Q")
 MAX_BYTES = 96 << 20
 
@@ -36,7 +38,10 @@ class TcpReceiver:
         self._connection.sendall(_SIZE.pack(nbytes))
         got = 0
         while got < nbytes:
-            got += self._connection.recv_into(self._buffer[got:nbytes])
+            count = self._connection.recv_into(self._buffer[got:nbytes])
+            if not count:
+                raise ConnectionError(f"the sender ended after {got} of {nbytes} bytes")
+            got += count
         return time.monotonic() - begin
 
     def close(self) -> None:
@@ -55,4 +60,5 @@ def serve(port: int) -> None:
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]))
+    with pinned(int(sys.argv[2])):
+        serve(int(sys.argv[1]))

@@ -41,3 +41,9 @@ def interleave(
 def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[float]:
     """Round by round."""
     return [top / bottom for top, bottom in zip(numerators, denominators, strict=True)]
+
+
+def share_out(rounds: int, turns: int) -> list[int]:
+    """Spread `rounds` over at most `turns` turns, none of them empty, as evenly as it goes."""
+    turns = min(rounds, turns)
+    return [rounds // turns + (number < rounds % turns) for number in range(turns)]

@@ -1,13 +1,10 @@
-from __future__ import annotations
+"""Turns, ratios and shares of rounds."""
 
-import os
+from __future__ import annotations
 
 import pytest
 
-from benchmarks.handoff import child
-from benchmarks.raw_tcp import TcpReceiver
-from benchmarks.rounds import Spread, interleave, ratios
-from benchmarks.table import markdown
+from benchmarks.rounds import Spread, interleave, ratios, share_out
 
 
 def test_contenders_take_turns_and_swap_their_order() -> None:
@@ -27,16 +24,14 @@ def test_ratios_are_taken_round_by_round() -> None:
     assert Spread.of([3.0, 1.0, 2.0]) == Spread(1.0, 2.0, 3.0)
 
 
-def test_a_table_is_markdown() -> None:
-    assert markdown(["x", "y"], [["1", "2"]]) == "| x | y |\n|---|---|\n| 1 | 2 |"
+def test_every_ratio_needs_both_sides() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        ratios([1.0, 2.0], [1.0])
 
 
-@pytest.mark.dist
-def test_raw_tcp_moves_every_byte_asked_for() -> None:
-    receiver = TcpReceiver()
-    core = min(os.sched_getaffinity(0))
-    with child("benchmarks.raw_tcp", str(receiver.port), core=core):
-        receiver.accept()
-        assert receiver.receive(3_000_001) > 0
-        assert receiver.receive(1) > 0
-        receiver.close()
+@pytest.mark.parametrize(
+    ("rounds", "turns", "shares"),
+    [(20, 5, [4, 4, 4, 4, 4]), (7, 5, [2, 2, 1, 1, 1]), (2, 5, [1, 1]), (1, 1, [1])],
+)
+def test_rounds_are_shared_out_and_none_is_lost(rounds: int, turns: int, shares: list[int]) -> None:
+    assert share_out(rounds, turns) == shares
