@@ -2,6 +2,8 @@
 
 handoff   KV blocks from one process to another over gloo, against raw TCP
 engine    prefill and decode of the demo model, against transformers
+scheduler     CPU time to plan a step
+prefix_cache  what a real trace finds in the prefix cache, against the optimum
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Any
 
 from benchmarks.machine import describe
 
-NAMES = ("handoff", "engine")
+NAMES = ("handoff", "engine", "scheduler", "prefix_cache")
 
 
 def commit() -> str:
