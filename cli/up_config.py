@@ -69,7 +69,7 @@ class UpConfig:
             raise ConfigError("--model is empty; expected auto, demo, tiny or a directory")
         for name in ("prefill", "colocated", "kv_blocks", "die_with_parent"):
             self._at_least(name, 0)
-        for name in ("decode", "threads", "block_size", "max_num_batched_tokens"):
+        for name in ("decode", "threads", "block_size"):
             self._at_least(name, 1)
         if not 0 <= self.port <= 65535:
             raise ConfigError(

@@ -134,6 +134,8 @@ class DecodeCore:
             eos_token_ids=self.engine.model.config.eos_token_ids,
             arrived=now,
             output_token_ids=list(asked.output_token_ids),
+            priority=asked.priority,
+            cache_salt=asked.cache_salt,
         )
         return DecodeStream(
             message.stream_id,
@@ -148,7 +150,7 @@ class DecodeCore:
         self.host.emit(stream.stream_id, LocalEvent(reason=reason))
         stream.reservation = now - stream.seen
         stream.queued_at = now
-        self.engine.scheduler.add(stream.request)
+        self.engine.scheduler.add(stream.request, now)
 
     def _cancel(self, message: CancelStream, now: float) -> None:
         stream = self.streams.get(message.stream_id)

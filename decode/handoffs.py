@@ -20,6 +20,7 @@ from tasuki.config import WorkerConfig
 from tasuki.engine.core import Host
 from tasuki.engine.engine import Engine
 from tasuki.errors import NoKVError
+from tasuki.kv.manager import Prefix
 from tasuki.messages import (
     AcceptedEvent,
     CallPrefill,
@@ -34,8 +35,8 @@ from tasuki.messages import (
     PrefillRequest,
     ProgressEvent,
 )
-from tasuki.reasons import AbandonReason
-from tasuki.request import RequestStatus
+from tasuki.reasons import AbandonReason, PlacementReason
+from tasuki.request import Request, RequestStatus
 from tasuki.transfer.handoff import Handoff, HandoffState
 from tasuki.transfer.link_events import (
     BlocksReleased,
@@ -94,12 +95,18 @@ class Handoffs:
                 self._waiting.popleft()
                 self._compute_locally(stream, "link_down", now)
                 continue
-            if not self._reserve(stream):
+            known = self._engine.blocks.match(stream.request)
+            if known.num_tokens > 0 and self._is_short(stream.request, known):
+                self._waiting.popleft()
+                self._compute_locally(stream, PlacementReason.PREFIX_CACHED, now)
+                continue
+            if not self._engine.scheduler.reserve(stream.request, known):
                 break
             self._waiting.popleft()
-            self._dispatch(stream, link, now)
+            self._dispatch(stream, link, known, now)
         while self._waiting and now - self._waiting[0].seen >= self._config.reserve_timeout:
             stream = self._waiting.popleft()
+            self._engine.scheduler.unreserve(stream.request.key)
             needed = self._engine.cache.layout.blocks_for(stream.request.prompt_len + 1)
             self._streams.fail(
                 stream,
@@ -109,33 +116,31 @@ class Handoffs:
                 ),
             )
 
-    def _reserve(self, stream: DecodeStream) -> bool:
-        scheduler = self._engine.scheduler
-        holders = len(scheduler.running) + len(self._dispatched)
-        if scheduler.has_preempted or holders >= scheduler.config.max_num_seqs:
-            return False
-        request = stream.request
-        # one block of growth room for every holder: a reservation must not cause preemption
-        blocks = self._engine.blocks.reserve(request.key, request.prompt_len + 1, holders)
-        return blocks is not None
+    def _is_short(self, request: Request, known: Prefix) -> bool:
+        """Whether so little of the prompt is not cached here that asking elsewhere is no gain."""
+        rest = request.prompt_len - known.num_tokens
+        return known.copies_last or rest <= self._config.short_rest_tokens
 
-    def _dispatch(self, stream: DecodeStream, link: ReceivingLink, now: float) -> None:
+    def _dispatch(
+        self, stream: DecodeStream, link: ReceivingLink, known: Prefix, now: float
+    ) -> None:
         request = stream.request
         stream.reservation = now - stream.seen
-        prompt_blocks = self._engine.cache.layout.blocks_for(request.prompt_len)
+        first_block = len(known.block_ids)
+        end = self._engine.cache.layout.blocks_for(request.prompt_len)
         handoff = Handoff(
             secrets.token_hex(16),
             request.request_id,
             link.link_id,
-            0,
-            prompt_blocks,
+            first_block,
+            end - first_block,
             now=now,
             progress_timeout=self._config.handoff_timeout,
             reserve_timeout=self._config.reserve_timeout,
         )
         stream.dispatch = Dispatch(handoff, link, link.target, now)
         self._dispatched[handoff.handoff_id] = stream
-        link.expect(handoff, self._engine.blocks.table(request.key)[:prompt_blocks])
+        link.expect(handoff, self._engine.blocks.table(request.key)[first_block:end])
         handoff.dispatch(now)
         self._host.emit(stream.stream_id, DispatchedEvent(prefill_worker_id=link.target.worker_id))
         self._host.deliver(
@@ -149,8 +154,10 @@ class Handoffs:
                     decode_worker_id=self._config.worker_id,
                     decode_epoch=self._epoch,
                     prompt_token_ids=request.prompt_token_ids,
-                    first_block=0,
+                    first_block=first_block,
                     sampling=request.sampling,
+                    priority=request.priority,
+                    cache_salt=request.cache_salt,
                 ),
             )
         )
@@ -247,6 +254,7 @@ class Handoffs:
         dispatch.link.forget(handoff.handoff_id)
         self._engine.blocks.commit(request.key)
         request.num_computed_tokens = request.prompt_len
+        self._engine.blocks.publish(request)
         stream.decode_from = now
         pieces = handoff.timings()
         nbytes = handoff.num_blocks * self._engine.cache.layout.block_bytes
@@ -276,7 +284,7 @@ class Handoffs:
         assert dispatch is not None
         handoff, request = dispatch.handoff, stream.request
         layout = self._engine.cache.layout
-        run = handoff.received_run
+        run = handoff.first_block + handoff.received_run
         handoff.abandon(reason, now)
         in_flight = dispatch.link.abandon(handoff.handoff_id, reason)
         self._forget(stream, dispatch)
@@ -301,12 +309,13 @@ class Handoffs:
         if self._engine.blocks.table(stream.request.key):
             scheduler.adopt(stream.request)
         else:
-            scheduler.add(stream.request)
+            scheduler.add(stream.request, self._host.clock())
 
     def drop(self, stream: DecodeStream, reason: AbandonReason, now: float) -> None:
         """The request ended while its handoff was going on, or while it waited for one."""
         if stream in self._waiting:
             self._waiting.remove(stream)
+            self._engine.scheduler.unreserve(stream.request.key)
             return
         dispatch = stream.dispatch
         if dispatch is None:
@@ -314,7 +323,7 @@ class Handoffs:
         dispatch.handoff.abandon(reason, now)
         in_flight = dispatch.link.abandon(dispatch.handoff.handoff_id, reason)
         self._forget(stream, dispatch)
-        self._engine.blocks.free(stream.request.key, in_flight)
+        self._engine.scheduler.unreserve(stream.request.key, in_flight)
         if reason not in LOCAL_ENDINGS:
             self._host.metrics.add("kv_transfer_failures_total", reason=reason)
         if reason is not AbandonReason.FINISHED:

@@ -43,7 +43,7 @@ class DecodeStream:
     seen: float
     candidates: list[PrefillTarget]
     dispatch: Dispatch | None = None  # while a prefill worker is at it
-    cached_tokens: int = 0
+    cached_tokens: int | None = None  # as the prefill worker said, if one computed the prompt
     # where the time to the first token went
     reservation: float = 0.0
     prefill_queue: float = 0.0
@@ -116,7 +116,9 @@ class Streams:
             finish_reason=reason,
             prompt_tokens=request.prompt_len,
             output_tokens=len(request.output_token_ids),
-            cached_tokens=stream.cached_tokens,
+            cached_tokens=(
+                request.cached_tokens if stream.cached_tokens is None else stream.cached_tokens
+            ),
             computed_prompt_tokens=request.computed_prompt_tokens,
             handoff=HandoffTimings(
                 transfer=transfer.transfer,

@@ -108,7 +108,7 @@ class PrefillCore:
             job.asked.first_block,
             self.engine.cache.layout.blocks_for(job.request.prompt_len) - job.asked.first_block,
         )
-        self.engine.scheduler.add(job.request)
+        self.engine.scheduler.add(job.request, now)
         self.host.emit(job.stream_id, AcceptedEvent(queued_tokens=queued))
 
     def _admit(self, message: StartPrefill, now: float) -> Job:
@@ -146,6 +146,8 @@ class PrefillCore:
             eos_token_ids=self.engine.model.config.eos_token_ids,
             arrived=now,
             holds_blocks=True,
+            priority=asked.priority,
+            cache_salt=asked.cache_salt,
         )
         at_end = request.prompt_len + 1 >= self.engine.max_model_len
         sends = sampling.max_tokens > 1 and not at_end
@@ -197,13 +199,15 @@ class PrefillCore:
             FirstTokenEvent(
                 token_id=token_id,
                 finish_reason=finish,
-                cached_tokens=0,
+                cached_tokens=request.cached_tokens,
                 queue_seconds=scheduled - job.accepted_at,
                 compute_seconds=now - scheduled,
             ),
         )
         self.host.flush_events()  # before the KV: the client's first token waits for nothing
-        self.host.metrics.add("prefill_tokens_total", request.prompt_len, kind="computed")
+        computed = request.prompt_len - request.cached_tokens
+        self.host.metrics.add("prefill_tokens_total", computed, kind="computed")
+        self.host.metrics.add("prefill_tokens_total", request.cached_tokens, kind="cached")
         self.host.metrics.observe("prefill_seconds", now - scheduled)
         if finish is not None:
             job.link.abandon(job.asked.handoff_id, AbandonReason.FINISHED)

@@ -56,7 +56,7 @@ class Router:
         )
         self.service = InferenceService(config, model, self.registry, parts)
         services = [inference_pb2.DESCRIPTOR.services_by_name["Inference"]]
-        self.grpc = GrpcServer(services, self.describe)
+        self.grpc = GrpcServer(services, self.describe, self.registry.reset_prefix_caches)
         self.page = HttpPage(self.metrics.registry, self.why_not_ready)
         inference_pb2_grpc.add_InferenceServicer_to_server(self.service, self.grpc.server)
         follow(self.metrics, self.registry, self.placer, monotonic)

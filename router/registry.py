@@ -14,6 +14,7 @@ import grpc
 
 from router.watched_worker import WatchedWorker, WatchLimits, WorkerState
 from router.worker_snapshot import WorkerSnapshot
+from tasuki.errors import UnavailableError
 from tasuki.messages import Role
 
 Connect = Callable[[str], grpc.aio.Channel]
@@ -90,6 +91,26 @@ class Registry:
     @property
     def has_decode_worker(self) -> bool:
         return any(worker.role is Role.DECODE and worker.usable for worker in self.snapshots())
+
+    async def reset_prefix_caches(self) -> int:
+        """Have every worker forget its cached prefixes. Returns how many blocks all of them had.
+
+        Raises UnavailableError naming the workers that could not be asked; the others did it.
+        """
+        workers = list(self._workers.values())
+        calls = [worker.reset_prefix_cache() for worker in workers]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        failed = [
+            f"{worker.role} worker {worker.address}: {answer}"
+            for worker, answer in zip(workers, answers, strict=True)
+            if isinstance(answer, BaseException)
+        ]
+        if failed:
+            raise UnavailableError(
+                f"{len(failed)} of {len(workers)} workers did not reset their prefix cache "
+                f"({'; '.join(failed)}); try again"
+            )
+        return sum(answer for answer in answers if isinstance(answer, int))
 
     def facts(self) -> dict[str, str]:
         """For GetServerInfo: every worker's state, and open links as "prefill_id->decode_id"."""

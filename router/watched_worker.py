@@ -17,14 +17,15 @@ import grpc
 
 from router.ledger import WorkerLedgers
 from router.worker_snapshot import WorkerSnapshot
-from tasuki.errors import InvalidRequestError
+from tasuki.errors import InvalidRequestError, UnavailableError
 from tasuki.messages import PrefillTarget, Role
-from tasuki.v1 import worker_pb2, worker_pb2_grpc
+from tasuki.v1 import common_pb2, common_pb2_grpc, worker_pb2, worker_pb2_grpc
 from tasuki.wire.watch import WorkerReport, report_from_proto, watch_request_to_proto
 
 log = logging.getLogger(__name__)
 
 RESEND = 5.0  # seconds; a worker drops a prefill worker that no router has named for 30
+RESET_SECONDS = 10.0
 FIRST_RETRY, LAST_RETRY = 0.05, 1.0  # seconds between attempts to open the stream
 
 
@@ -94,6 +95,15 @@ class WatchedWorker:
         if tuple(targets) != self._targets:
             self._targets = tuple(targets)
             self._targets_changed.set()
+
+    async def reset_prefix_cache(self) -> int:
+        """How many blocks the worker forgot. Raises UnavailableError."""
+        stub = common_pb2_grpc.ServerStub(self._channel)
+        request = common_pb2.ResetPrefixCacheRequest()
+        try:
+            return int((await stub.ResetPrefixCache(request, timeout=RESET_SECONDS)).blocks)
+        except grpc.aio.AioRpcError as error:
+            raise UnavailableError(f"{error.code().name}: {error.details()}") from None
 
     @property
     def state(self) -> WorkerState:

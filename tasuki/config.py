@@ -169,7 +169,41 @@ class WorkerConfig:
     )
     max_model_len: int = setting(0, "Most tokens of prompt and output; 0 takes the model's.")
     max_num_seqs: int = setting(64, "Most requests in one step.")
-    max_num_batched_tokens: int = setting(256, "Most tokens in one step.")
+    max_num_batched_tokens: int = setting(
+        0, "Most tokens in one step; 0: as many as keep every step under 200 ms, by measuring."
+    )
+    long_prefill_token_threshold: int = setting(
+        0, "Most tokens of one prompt in one step; 0: as many as the step takes."
+    )
+    step_order: str = setting(
+        "decode_first",
+        "What the tokens of a step go to first: running requests, or prompts.",
+        choices=("decode_first", "prefill_first"),
+    )
+    admission: str = setting(
+        "optimistic",
+        "optimistic: a request gets blocks as it grows, and may be preempted. reserve_max: blocks "
+        "for prompt and max_tokens are held from the start, and nothing is preempted.",
+        choices=("optimistic", "reserve_max"),
+    )
+    batching: str = setting(
+        "continuous",
+        "When a request may join the batch: in any step, when the whole batch has ended (static), "
+        "or then, after waiting --batch-window for company (dynamic).",
+        choices=("continuous", "static", "dynamic"),
+    )
+    batch_window: float = setting(0.05, "Seconds a dynamic batch waits for company.")
+    queue_order: str = setting("fcfs", "Who is admitted first.", choices=("fcfs", "priority"))
+    priority_ageing: float = setting(
+        10.0, "Seconds of waiting that weigh as much as one level of priority."
+    )
+    max_bypasses: int = setting(
+        0, "Requests that may be admitted past one that does not fit; 0: the head of line blocks."
+    )
+    prefix_caching: bool = setting(True, "Keep the KV of prompts for others that begin alike.")
+    short_rest_tokens: int = setting(
+        64, "A decode worker computes a prompt itself when at most this much of it is not cached."
+    )
     max_waiting: int = setting(256, "Most requests that wait in this worker.")
     connector: str = setting("gloo", "How KV moves between workers.", choices=("gloo",))
     digests: bool = setting(True, "Check an xxh3 digest of every KV segment.")
@@ -184,9 +218,12 @@ class WorkerConfig:
     engine_fd: int = setting(-1, "Engine process only: the socket to its server process.")
 
     def __post_init__(self) -> None:
-        require_range(self, 1, "threads", "block_size", "max_num_seqs", "max_num_batched_tokens")
+        require_range(self, 1, "threads", "block_size", "max_num_seqs")
+        require_range(self, 0, "max_num_batched_tokens")
         require_range(self, 1, "max_waiting", "segment_bytes", "window_bytes")
-        require_range(self, 0, "kv_blocks", "max_model_len")
+        require_range(self, 0, "kv_blocks", "max_model_len", "long_prefill_token_threshold")
+        require_range(self, 0, "batch_window", "max_bypasses", "short_rest_tokens")
+        require_range(self, 0.001, "priority_ageing")
         require_range(self, 0, "port", "metrics_port", most=65535)
         require_range(self, 0.001, "link_timeout", "handoff_timeout", "reserve_timeout")
         require_range(self, 0, "drain_timeout")

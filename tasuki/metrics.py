@@ -250,6 +250,12 @@ def _engine_families(make: Families) -> dict[str, Counter | Gauge | Histogram]:
         "preemptions_total": make.counter(
             "preemptions_total", "Requests whose KV was given up and is computed again."
         ),
+        "prefix_cache_queries_total": make.counter(
+            "prefix_cache_queries_total", "Tokens looked up in the prefix cache at admission."
+        ),
+        "prefix_cache_hits_total": make.counter(
+            "prefix_cache_hits_total", "Tokens found there, whose KV was shared."
+        ),
         "stale_results_dropped_total": make.counter(
             "stale_results_dropped_total", "Results that came too late or for another epoch."
         ),

@@ -19,7 +19,7 @@ class RequestStatus(StrEnum):
     FINISHED = "finished"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Request:
     """One request in one engine. `output_token_ids` includes tokens given by earlier owners."""
 
@@ -34,9 +34,15 @@ class Request:
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
     preemptions: int = 0
+    bypasses: int = 0  # how often one behind it in the queue was admitted first
     holds_blocks: bool = False  # its blocks outlive it: a handoff still sends them
     computed_prompt_tokens: int = 0  # prompt positions computed by this engine, recomputes included
     first_scheduled: float | None = None
+    queued: float = 0.0  # when it last began to wait
+    priority: int = 0  # lower goes first, where the scheduler's policy is `priority`
+    cache_salt: str = ""  # requests with different ones share no prefix
+    skips_prefix_cache: bool = False  # it wants something of every prompt position
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache at its first admission
 
     @property
     def prompt_len(self) -> int:
@@ -68,9 +74,10 @@ class Request:
 
     def reason_to_stop(self, max_model_len: int) -> FinishReason | None:
         """Why the last output token ends the request, if it does. EOS goes before length."""
-        last = self.output_token_ids[-1] if self.output_token_ids else None
-        if last is not None and not self.sampling.ignore_eos and last in self.eos_token_ids:
+        output, sampling = self.output_token_ids, self.sampling
+        if output and not sampling.ignore_eos and output[-1] in self.eos_token_ids:
             return FinishReason.STOP
-        if len(self.output_token_ids) >= self.sampling.max_tokens:
+        if len(output) >= sampling.max_tokens:
             return FinishReason.LENGTH
-        return FinishReason.LENGTH if self.num_tokens >= max_model_len else None
+        at_end = len(self.prompt_token_ids) + len(output) >= max_model_len
+        return FinishReason.LENGTH if at_end else None

@@ -112,6 +112,20 @@ class Client:
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error, self.target) from None
 
+    async def reset_prefix_cache(
+        self,
+        *,
+        timeout: float | None = 10.0,  # noqa: ASYNC109  # the call's own deadline, sent along
+    ) -> int:
+        """Have the worker, or all workers of the router, forget the KV of prompts computed until
+        now. Returns how many blocks could have been shared. `timeout` in seconds.
+        """
+        request = common_pb2.ResetPrefixCacheRequest()
+        try:
+            return int((await self._server.ResetPrefixCache(request, timeout=timeout)).blocks)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error, self.target) from None
+
     async def _stream(
         self, request: inference_pb2.GenerateRequest, seconds: float | None
     ) -> AsyncGenerator[GenerateOutput, None]:

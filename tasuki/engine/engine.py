@@ -20,9 +20,10 @@ import torch
 
 from tasuki.clock import Clock, monotonic
 from tasuki.config import WorkerConfig
+from tasuki.engine import token_budget
 from tasuki.engine.memory import available_memory, choose_num_blocks, require_memory
 from tasuki.engine.runner import ModelRunner
-from tasuki.errors import ConfigError, InvalidRequestError, RequestTooLongError
+from tasuki.errors import ConfigError, InvalidRequestError
 from tasuki.kv.cache import KVCache
 from tasuki.kv.manager import KVCacheManager
 from tasuki.messages import FinishReason, LayoutDescription, SamplingParams
@@ -30,7 +31,13 @@ from tasuki.model.config import ModelConfig
 from tasuki.model.transformer import CausalLM
 from tasuki.model.weights import weights_digest
 from tasuki.request import Request
-from tasuki.scheduler.config import SchedulerConfig
+from tasuki.scheduler.config import (
+    Admission,
+    Batching,
+    QueueOrder,
+    SchedulerConfig,
+    StepOrder,
+)
 from tasuki.scheduler.output import ModelRunnerOutput, RequestUpdate, SchedulerOutput
 from tasuki.scheduler.scheduler import Scheduler
 
@@ -45,7 +52,10 @@ class Engine:
         scheduler: Scheduler,
         identity: LayoutDescription,
         clock: Clock = monotonic,
+        *,
+        measures_budget: bool = False,
     ) -> None:
+        """With `measures_budget`, `warm_up` replaces the scheduler's token budget."""
         self.model = model
         self.cache = cache
         self.scheduler = scheduler
@@ -54,6 +64,7 @@ class Engine:
         self.runner = ModelRunner(model, cache)
         self.clock = clock
         self.prefill_tokens_per_second = 0.0
+        self._measures_budget = measures_budget
 
     @classmethod
     def load(cls, config: WorkerConfig, *, allocate_whole_prompt: bool = False) -> Engine:
@@ -82,12 +93,27 @@ class Engine:
         )
         limits = SchedulerConfig(
             max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_batched_tokens=config.max_num_batched_tokens or token_budget.MOST,
             max_model_len=max_model_len,
+            long_prefill_token_threshold=config.long_prefill_token_threshold,
+            step_order=StepOrder(config.step_order),
+            admission=Admission(config.admission),
+            batching=Batching(config.batching),
+            batch_window=config.batch_window,
+            queue_order=QueueOrder(config.queue_order),
+            priority_ageing=config.priority_ageing,
+            max_bypasses=config.max_bypasses,
             allocate_whole_prompt=allocate_whole_prompt,
         )
-        scheduler = Scheduler(limits, KVCacheManager(layout, num_blocks))
-        return cls(model, KVCache(layout, num_blocks), scheduler, identity)
+        blocks = KVCacheManager(layout, num_blocks, prefix_caching=config.prefix_caching)
+        scheduler = Scheduler(limits, blocks)
+        return cls(
+            model,
+            KVCache(layout, num_blocks),
+            scheduler,
+            identity,
+            measures_budget=not config.max_num_batched_tokens,
+        )
 
     # --- requests -----------------------------------------------------------------------------
 
@@ -121,26 +147,14 @@ class Engine:
             raise InvalidRequestError(
                 f"temperature is {sampling.temperature}; expected a finite number, not negative"
             )
-        self._require_length(len(prompt_token_ids), len(output_token_ids), sampling.max_tokens)
-
-    def _require_length(self, prompt_len: int, output_len: int, max_tokens: int) -> None:
-        if prompt_len + output_len >= self.max_model_len:
-            raise RequestTooLongError(
-                f"the prompt has {prompt_len} tokens, and {output_len} were generated; this worker "
-                f"takes at most {self.max_model_len - 1} and one more"
-            )
-        most = min(prompt_len + max_tokens, self.max_model_len)
-        if not self.blocks.fits(most):
-            capacity = self.blocks.pool.num_blocks * self.cache.layout.block_size
-            raise RequestTooLongError(
-                f"prompt and output may take {most} positions; the KV cache has {capacity}: "
-                "ask for fewer tokens or start the worker with more --kv-blocks"
-            )
+        self.scheduler.require_possible(
+            len(prompt_token_ids), len(output_token_ids), sampling.max_tokens
+        )
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises InvalidRequestError."""
         self.validate(request.prompt_token_ids, request.sampling, request.output_token_ids)
-        self.scheduler.add(request)
+        self.scheduler.add(request, self.clock())
 
     def cancel(self, request: Request, reason: FinishReason = FinishReason.CANCELLED) -> None:
         self.scheduler.cancel(request, reason)
@@ -173,13 +187,19 @@ class Engine:
         )
 
     def warm_up(self) -> None:
-        """Run a full chunk and a few decode steps, so that no request meets a cold path."""
+        """Find the token budget if none was given, and run a full chunk and a few decode steps, so
+        that no request meets a cold path. Leaves the cache as if nothing had happened.
+        """
+        if self._measures_budget:
+            budget = token_budget.choose(self._time_worst_step)
+            self.scheduler.set_token_budget(budget)
         limits = self.scheduler.config
         room = min(self.max_model_len, self.blocks.pool.num_blocks * self.cache.layout.block_size)
         length = max(1, min(limits.max_num_batched_tokens, room - 4))
         for key in (-1, -2):
             sampling = SamplingParams(max_tokens=4, ignore_eos=True)
             request = Request(key, "warm-up", [0] * length, sampling, frozenset(), self.clock())
+            request.skips_prefix_cache = True
             self.add(request)
             while self.has_work:
                 plan = self.schedule()
@@ -187,6 +207,12 @@ class Engine:
                 result = self.execute(plan)
                 self.measure(plan, time.perf_counter() - begin)
                 self.update(plan, result)
+        self.blocks.reset_prefix_cache()
+
+    def _time_worst_step(self, num_tokens: int) -> float:
+        layout, pool = self.cache.layout, self.blocks.pool
+        plan = token_budget.worst_step(num_tokens, self.scheduler.config, layout, pool.num_blocks)
+        return token_budget.timed(lambda: self.execute(plan))
 
     def check_integrity(self) -> None:
         self.scheduler.check_integrity()

@@ -15,10 +15,19 @@ from collections.abc import Callable
 from tasuki.clock import Clock, monotonic
 from tasuki.engine.core import Host, WorkerCore
 from tasuki.engine.engine import Engine
+from tasuki.engine.profile import Profiling
 from tasuki.engine.transport import Transport
 from tasuki.errors import Code, TasukiError
-from tasuki.kv.block_pool import BlockState
-from tasuki.messages import EngineFailed, ErrorStatus, LoadReport, Shutdown, ToEngine
+from tasuki.messages import (
+    CaptureProfile,
+    EngineFailed,
+    ErrorStatus,
+    LoadReport,
+    PrefixCacheReset,
+    ResetPrefixCache,
+    Shutdown,
+    ToEngine,
+)
 from tasuki.scheduler.output import SchedulerOutput
 
 TICK_SECONDS = 0.05
@@ -45,6 +54,7 @@ class EngineLoop:
         self._host = Host(transport.send, self._call_soon, clock)
         self._last_report: tuple[float, LoadReport] | None = None
         self._leaked = 0
+        self._profiles: deque[Profiling] = deque()  # under the lock; the first one records
         self.core = make_core(self._host)
 
     def run(self) -> int:
@@ -77,16 +87,26 @@ class EngineLoop:
         while self._calls:
             self._calls.popleft()()
         for message in messages:
-            if isinstance(message, Shutdown):
-                self._stopping = True
-            else:
-                self.core.handle(message, self._clock())
+            self._handle(message)
         now = self._clock()
         self.core.tick(now)
         self._report(now)
         self._host.flush()
         if self.engine.has_work:
             self._changed.notify_all()
+
+    def _handle(self, message: ToEngine) -> None:
+        match message:
+            case Shutdown():
+                self._stopping = True
+            case ResetPrefixCache():
+                blocks = self.engine.blocks.reset_prefix_cache()
+                done = PrefixCacheReset(command_id=message.command_id, blocks=blocks)
+                self._host.deliver(done)
+            case CaptureProfile():
+                self._profiles.append(Profiling(message, self._clock()))
+            case _:
+                self.core.handle(message, self._clock())
 
     def _call_soon(self, fn: Callable[[], None]) -> None:
         self._calls.append(fn)
@@ -110,12 +130,14 @@ class EngineLoop:
             metrics.level("kv_blocks", count, state=state)
         metrics.level("running_requests", len(scheduler.running))
         metrics.total("preemptions_total", scheduler.preemptions)
+        metrics.total("prefix_cache_queries_total", scheduler.prefix_queries)
+        metrics.total("prefix_cache_hits_total", scheduler.prefix_hits)
         if self.core.is_idle and not scheduler.has_work:
             self._count_leaks()
 
     def _count_leaks(self) -> None:
         """With no work left, every held block must have an owner: a link, or a live stream."""
-        if self.engine.blocks.pool.counts()[BlockState.FREE] == self.engine.blocks.pool.num_blocks:
+        if self.engine.blocks.num_free == self.engine.blocks.pool.num_blocks:
             return
         live = (*self.engine.scheduler.live_keys(), *self.core.live_keys())
         leaked = len(self.engine.blocks.leaked(live))
@@ -128,11 +150,11 @@ class EngineLoop:
 
     def _step_forever(self) -> None:
         try:
-            while True:
+            while not self._stopping:
                 plan = self._next_plan()
-                if plan is None:
-                    return
-                self._step(plan)
+                if plan is not None:
+                    self._step(plan)
+                self._end_profile()
         except Exception as error:
             log.exception("a step failed")
             self._failure = error
@@ -140,19 +162,24 @@ class EngineLoop:
             self._transport.wake()
 
     def _next_plan(self) -> SchedulerOutput | None:
+        """A plan with something to compute; None, after a while, when there is nothing."""
         with self._changed:
-            while not self._stopping:
-                if self.engine.has_work:
-                    plan = self.engine.schedule()
-                    if plan.requests:
-                        return plan
-                    self.engine.update(plan, self.engine.execute(plan))  # nothing fits now
-                self._changed.wait(TICK_SECONDS)
+            if self.engine.has_work:
+                plan = self.engine.schedule()
+                if plan.requests:
+                    return plan
+                self.engine.update(plan, self.engine.execute(plan))  # nothing fits now
+            self._changed.wait(TICK_SECONDS)
             return None
 
     def _step(self, plan: SchedulerOutput) -> None:
+        profiling = self._profiles[0] if self._profiles else None
+        if profiling is not None:
+            profiling.begin_step()
         begin = self._clock()
         result = self.engine.execute(plan)
+        if profiling is not None:
+            profiling.end_step()
         with self._changed:
             now = self._clock()
             self.engine.measure(plan, now - begin)
@@ -161,6 +188,16 @@ class EngineLoop:
             self._host.metrics.observe("step_seconds", now - begin, kind=step_kind(plan))
             self._host.metrics.observe("batch_tokens", plan.num_tokens)
             self._host.flush()
+
+    def _end_profile(self) -> None:
+        """Deliver a recording that is over; the next one, if any, begins with the next step."""
+        with self._changed:
+            over = self._profiles and self._profiles[0].is_over(self._clock())
+        if over:
+            result = self._profiles[0].finish()  # takes a while: not under the lock
+            with self._changed:
+                self._profiles.popleft()
+                self._host.deliver(result)
 
     # --- the end --------------------------------------------------------------------------------
 

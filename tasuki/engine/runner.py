@@ -23,6 +23,8 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """Compute every planned token; sample where the plan says so."""
+        for copy in plan.copies:
+            self.cache.copy_block(copy.source, copy.target)
         entries = [
             BatchEntry(
                 token_ids=request.token_ids,

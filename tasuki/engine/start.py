@@ -74,6 +74,7 @@ def facts(engine: Engine) -> dict[str, str]:
         "torch": str(torch.__version__),
         "threads": str(torch.get_num_threads()),
         "kv_blocks": f"{pool.num_blocks} of {layout.block_bytes} bytes",
+        "max_num_batched_tokens": str(engine.scheduler.config.max_num_batched_tokens),
         "prefill_tokens_per_second": f"{engine.prefill_tokens_per_second:.0f}",
     }
 

@@ -39,6 +39,9 @@ class KVCache:
             raise IndexError(f"blocks {first_block_id}..+{count} of {self.num_blocks}")
         return self._bytes[first_block_id : first_block_id + count].view(-1)
 
+    def copy_block(self, source: int, target: int) -> None:
+        self._bytes[target].copy_(self._bytes[source])
+
     def zero_tail(self, block_id: int, first_position: int) -> None:
         """Zero the positions of one block from `first_position` on: a partial block travels
         clean.

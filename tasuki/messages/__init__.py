@@ -15,6 +15,15 @@ from tasuki.messages.base import (
     Role,
     SamplingParams,
 )
+from tasuki.messages.command import (
+    MAX_PROFILE_STEPS,
+    CaptureProfile,
+    Command,
+    CommandResult,
+    PrefixCacheReset,
+    ProfileCaptured,
+    ResetPrefixCache,
+)
 from tasuki.messages.decode import (
     DecodeEvent,
     DecodeRequest,
@@ -76,6 +85,7 @@ from tasuki.messages.prefill import (
 from tasuki.messages.state import EngineFailed, EngineReady, LinkReport, LoadReport, MetricSample
 
 __all__ = [
+    "MAX_PROFILE_STEPS",
     "Abandoned",
     "AcceptedEvent",
     "Announce",
@@ -83,7 +93,10 @@ __all__ = [
     "CallPrefill",
     "CancelPrefillCall",
     "CancelStream",
+    "CaptureProfile",
     "CloseLink",
+    "Command",
+    "CommandResult",
     "Commit",
     "DecodeEvent",
     "DecodeRequest",
@@ -125,9 +138,12 @@ __all__ = [
     "PrefillReply",
     "PrefillRequest",
     "PrefillTarget",
+    "PrefixCacheReset",
+    "ProfileCaptured",
     "ProgressEvent",
     "Received",
     "Rendezvous",
+    "ResetPrefixCache",
     "Role",
     "SamplingParams",
     "Shutdown",

@@ -13,6 +13,8 @@ class DecodeRequest(Message, frozen=True):
     prefill_candidates: list[PrefillTarget]  # in order of preference; empty means local
     local_reason: str = ""  # why there are no candidates, as a placement reason
     timeout: float | None = None  # seconds left of the request's own deadline
+    priority: int = 0  # lower is more important; counts where the worker orders by it
+    cache_salt: str = ""  # requests with different ones share no cached prefix
 
 
 class DispatchedEvent(Message, frozen=True):

@@ -6,6 +6,12 @@ from collections.abc import AsyncIterator
 from typing import Protocol
 
 from tasuki.messages.base import ErrorStatus, FinishReason, Message, PrefillTarget
+from tasuki.messages.command import (
+    CaptureProfile,
+    PrefixCacheReset,
+    ProfileCaptured,
+    ResetPrefixCache,
+)
 from tasuki.messages.decode import DecodeEvent, DecodeRequest
 from tasuki.messages.link import LinkMessage
 from tasuki.messages.prefill import (
@@ -93,6 +99,8 @@ ToEngine = (
     | LinkReceived
     | LinkEnded
     | BeginDrain
+    | ResetPrefixCache
+    | CaptureProfile
     | Shutdown
 )
 
@@ -155,6 +163,8 @@ FromEngine = (
     | CloseLink
     | LoadReport
     | MetricSamples
+    | PrefixCacheReset
+    | ProfileCaptured
 )
 
 

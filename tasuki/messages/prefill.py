@@ -17,6 +17,8 @@ class PrefillRequest(Message, frozen=True):
     first_block: int  # first logical block the decode worker needs
     sampling: SamplingParams
     timeout: float | None = None
+    priority: int = 0
+    cache_salt: str = ""
 
 
 class AcceptedEvent(Message, frozen=True):

@@ -1,28 +1,38 @@
-"""Continuous batching with a token budget: which tokens of which requests the next step computes.
+"""Batching with a token budget: which tokens of which requests the next step computes.
 
 Pure: takes `now`, returns data. There are no phases: a request is scheduled for as many of its
-uncomputed known tokens as the budget allows, and a token is sampled when none is left. Running
-requests go first; waiting ones are admitted in order while budget is left and nothing was
-preempted in this step. Blocks are allocated before a token is scheduled. When growth finds no
-block, the latest running request is preempted: its blocks are freed and it starts over at the
-head of the queue.
+uncomputed known tokens as the budget allows, and a token is sampled when none is left.
+ 1. Who holds blocks is running, and running requests go first, one token each before one gets a
+    chunk. (`prefill_first` turns that round, for comparison.)
+ 2. Waiting requests are admitted in order while budget is left and nothing was preempted in this
+    step. The head of the line blocks, or may be passed a bounded number of times.
+ 3. Blocks are allocated before a token is scheduled; what is cached of a request's beginning is
+    shared instead of computed.
+ 4. When growth finds no block, somebody gives way: the latest, or the least important and latest.
+    Its blocks are freed, its progress is zero, and it starts over from the head of the queue.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from tasuki.kv.manager import KVCacheManager
+from tasuki.errors import InvalidRequestError
+from tasuki.kv.block_pool import BlockState
+from tasuki.kv.manager import KVCacheManager, Prefix
 from tasuki.messages import FinishReason
 from tasuki.request import Request, RequestStatus
-from tasuki.scheduler.config import SchedulerConfig
+from tasuki.scheduler.config import Admission, SchedulerConfig, StepOrder
+from tasuki.scheduler.limits import require_possible
+from tasuki.scheduler.membership import Membership
 from tasuki.scheduler.output import (
     ModelRunnerOutput,
     RequestUpdate,
     ScheduledRequest,
     SchedulerOutput,
 )
+from tasuki.scheduler.step_plan import StepPlan
+from tasuki.scheduler.waiting_queue import WaitingQueue
 
 
 class Scheduler:
@@ -31,27 +41,94 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, blocks: KVCacheManager) -> None:
         self.config = config
         self.blocks = blocks
-        self.waiting: deque[Request] = deque()  # hold no blocks
+        self.waiting = WaitingQueue(config)  # hold no blocks
         self.running: list[Request] = []  # hold blocks, oldest admission first
+        self.reserved: set[int] = set()  # hold blocks, and run once a handoff is over: keys
+        self.membership = Membership(config)
         self.preemptions = 0
         self.stale_results = 0
+        self.prefix_queries = 0  # tokens of admitted requests that were looked up in the cache
+        self.prefix_hits = 0  # tokens of them that were found
         self._step = 0
         self._in_flight: SchedulerOutput | None = None
+        self._live: dict[int, Request] = {}  # waiting or running
         self._retired: set[int] = set()  # ended while in flight: blocks come home with the result
+        self._block_size = blocks.layout.block_size
 
     # --- requests in and out ---------------------------------------------------------------
 
-    def add(self, request: Request) -> None:
-        """Queue a request that holds no blocks."""
-        assert request.status is not RequestStatus.FINISHED
+    def require_possible(self, prompt_len: int, output_len: int, max_tokens: int) -> None:
+        """Raise for a request that no patience could ever finish here."""
+        require_possible(self.config, self.blocks, prompt_len, output_len, max_tokens)
+
+    def add(self, request: Request, now: float) -> None:
+        """Queue a request that holds no blocks. Raises InvalidRequestError, RequestTooLongError."""
+        self.require_possible(
+            request.prompt_len, len(request.output_token_ids), request.sampling.max_tokens
+        )
+        self._enter(request)
+        self.reserved.discard(request.key)  # a handoff failed, and left it no block
         request.status = RequestStatus.WAITING
-        self.waiting.append(request)
+        request.num_computed_tokens = 0
+        request.queued = now
+        self.waiting.push(request)
+
+    def reserve(self, request: Request, known: Prefix) -> bool:
+        """Promise a handoff blocks for the prompt and the first generated token, those of `known`
+        pinned. False when there is no room, or a preempted request waits for it.
+
+        Ends with `adopt` or `unreserve`; until then the request's progress is the handoff's.
+        """
+        if self.has_preempted or self._holders >= self.config.max_running:
+            return False
+        needed = self._positions_to_hold(request, request.prompt_len + 1)
+        # one block of growth room for each holder: a reservation must not cause preemption
+        state = BlockState.RESERVED
+        if not self.blocks.begin(request, known, needed, headroom=self._holders, state=state):
+            return False
+        self.reserved.add(request.key)
+        self._note_prefix(request, known)
+        return True
+
+    def unreserve(self, key: int, in_flight: frozenset[int] = frozenset()) -> None:
+        """The request of a reservation is over. Blocks that the link may still write into,
+        `in_flight`, are quarantined. Forgets what `match` looked up, reservation or not.
+        """
+        self.reserved.discard(key)
+        self.blocks.free(key, in_flight)
+
+    @property
+    def _holders(self) -> int:
+        return len(self.running) + len(self.reserved)
 
     def adopt(self, request: Request) -> None:
         """Take a request that already holds blocks: it goes ahead of everything that waits."""
         assert self.blocks.table(request.key)
+        self.reserved.discard(request.key)
+        self._enter(request)
         request.status = RequestStatus.RUNNING
         self.running.append(request)
+
+    def fork(self, parent: Request, child: Request) -> None:
+        """Add a request that knows all that `parent` has computed: it shares the parent's blocks,
+        or, if there is no block or no room for it now, waits at the head of the queue.
+        """
+        assert parent.status is RequestStatus.RUNNING
+        self._enter(child)
+        child.queued = parent.queued
+        if self._holders < self.config.max_running and self.blocks.fork(parent, child):
+            child.num_computed_tokens = parent.num_computed_tokens
+            child.status = RequestStatus.RUNNING
+            self.running.append(child)
+        else:
+            child.status = RequestStatus.WAITING
+            self.waiting.push_front(child)
+
+    def _enter(self, request: Request) -> None:
+        assert request.status is not RequestStatus.FINISHED
+        if request.key in self._live:
+            raise InvalidRequestError(f"key {request.key} is taken by a live request")
+        self._live[request.key] = request
 
     def cancel(self, request: Request, reason: FinishReason) -> None:
         """End a request now. If a step is computing it, its blocks stay until that step ends."""
@@ -63,6 +140,19 @@ class Scheduler:
             return
         self._end(request, reason)
 
+    def release(self, request: Request) -> None:
+        """Free the blocks of a finished request that held on to them."""
+        assert request.holds_blocks
+        assert request.status is RequestStatus.FINISHED
+        request.holds_blocks = False
+        self._let_go(request)
+
+    def set_token_budget(self, max_num_batched_tokens: int) -> None:
+        """Change the budget of later steps. With nothing running only."""
+        assert not self._live
+        self.config = replace(self.config, max_num_batched_tokens=max_num_batched_tokens)
+        self.membership = Membership(self.config)
+
     def is_in_flight(self, key: int) -> bool:
         """Whether the step being computed now touches the blocks of this request."""
         plan = self._in_flight
@@ -70,18 +160,17 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.running or self.waiting)
+        return bool(self._live)
 
     @property
     def has_preempted(self) -> bool:
         """Whether a request that lost its blocks waits to get them back."""
-        return bool(self.waiting) and self.waiting[0].preemptions > 0
+        return self.waiting.num_resuming > 0
 
     @property
     def queued_tokens(self) -> int:
         """Prompt tokens that are known and not computed."""
-        requests = (*self.running, *self.waiting)
-        return sum(max(0, r.prompt_len - r.num_computed_tokens) for r in requests)
+        return sum(max(0, r.prompt_len - r.num_computed_tokens) for r in self._live.values())
 
     # --- one step -----------------------------------------------------------------------------
 
@@ -89,22 +178,19 @@ class Scheduler:
         """Plan the next step. Every plan must come back through `update` before the next one."""
         assert self._in_flight is None, "the previous step has not been updated"
         self._step += 1
-        budget = self.config.max_num_batched_tokens
-        preempted_before = self.preemptions
-        plan: list[ScheduledRequest] = []
-        index = 0
-        while index < len(self.running) and budget and len(plan) < self.config.max_num_seqs:
-            request = self.running[index]
-            behind = len(self.running) - index - 1  # each gets a token before one gets a chunk
-            count = min(request.remaining_tokens, max(1, budget - behind))
-            if not self._make_room(request, request.num_computed_tokens + count):
-                break  # it was the last one and gave up its own blocks
-            plan.append(self._plan(request, count, now))
-            budget -= count
-            index += 1
-        if self.preemptions == preempted_before:
-            plan += self._admit(budget, self.config.max_num_seqs - len(plan), now)
-        output = SchedulerOutput(self._step, tuple(plan))
+        step = StepPlan(self.config)
+        if self.config.step_order is StepOrder.PREFILL_FIRST:
+            self._run(step, [r for r in self.running if r.remaining_tokens > 1], now)
+            self._admit(step, now)
+            self._run(step, [r for r in self.running if r.key not in step.scheduled], now)
+        else:
+            self._run(step, self.running.copy(), now)
+            self._admit(step, now)
+        if step.scheduled:
+            self.membership.count(len(self.running), len(step.scheduled))
+        output = SchedulerOutput(
+            self._step, tuple(step.scheduled.values()), self.blocks.take_copies()
+        )
         self._in_flight = output
         return output
 
@@ -114,76 +200,161 @@ class Scheduler:
             self.stale_results += 1
             return []
         self._in_flight = None
-        by_key = {request.key: request for request in self.running}
+        self.blocks.copied(plan.copies)
         updates: list[RequestUpdate] = []
+        ended = False
         for entry in plan.requests:
-            request = by_key.get(entry.key)
+            request = self._live.get(entry.key)
             if request is None:  # ended meanwhile
                 self.stale_results += 1
                 continue
             updates.append(self._advance(request, entry, result))
-        self._free_retired()
-        self.running = [r for r in self.running if r.status is RequestStatus.RUNNING]
+            ended = ended or request.finish_reason is not None
+        while self._retired:
+            self.blocks.free(self._retired.pop())
+        if ended:
+            self.running = [r for r in self.running if r.status is RequestStatus.RUNNING]
         return updates
 
     # --- parts of a step ------------------------------------------------------------------------
 
-    def _make_room(self, request: Request, num_tokens: int) -> bool:
-        """Allocate up to `num_tokens`, preempting the latest; False if that was the request."""
-        while not self.blocks.grow(request.key, num_tokens):
-            victim = self.running.pop()
-            self._preempt(victim)
-            if victim is request:
-                return False
-        return True
+    def _run(self, step: StepPlan, requests: Sequence[Request], now: float) -> None:
+        """Schedule requests that hold blocks: a token for each before one gets a chunk."""
+        behind, grow = len(requests), self.blocks.grow
+        for request in requests:
+            behind -= 1
+            if step.budget <= 0:
+                return
+            if request.status is not RequestStatus.RUNNING:
+                continue  # it gave way in this step
+            start = request.num_computed_tokens
+            count = len(request.prompt_token_ids) + len(request.output_token_ids) - start
+            if count > 1:
+                count = min(count, step.threshold, max(1, step.budget - behind))
+            table = grow(request.key, start + count)
+            if table is None:
+                table = self._make_room(step, request, start + count)
+            if table is not None:
+                step.add(self._plan(request, count, table, now), count)
 
-    def _preempt(self, victim: Request) -> None:
+    def _make_room(self, step: StepPlan, request: Request, num_tokens: int) -> Sequence[int] | None:
+        """Allocate up to `num_tokens`; others give way, or (None) the request itself does."""
+        while True:
+            victim = step.next_victim(self.running)
+            self._preempt(step, victim)
+            if victim is request:
+                return None
+            table = self.blocks.grow(request.key, num_tokens)
+            if table is not None:
+                return table
+
+    def _preempt(self, step: StepPlan, victim: Request) -> None:
+        assert not victim.holds_blocks, "its blocks are still being sent"
+        step.withdraw(victim.key)
+        step.preempted = True
         self.blocks.free(victim.key)
+        if self.running[-1] is victim:
+            self.running.pop()
+        else:
+            self.running.remove(victim)
         victim.num_computed_tokens = 0
         victim.preemptions += 1
         victim.status = RequestStatus.WAITING
-        self.waiting.appendleft(victim)
+        self.waiting.push_front(victim)
         self.preemptions += 1
 
-    def _admit(self, budget: int, slots: int, now: float) -> Iterator[ScheduledRequest]:
-        """Head of line first: a head that does not fit blocks the ones behind it."""
-        while self.waiting and budget and slots > 0:
-            if len(self.running) >= self.config.max_num_seqs:
+    def _admit(self, step: StepPlan, now: float) -> None:
+        """Let waiting requests run, in order, as long as nobody had to give way."""
+        if step.preempted or not len(self.waiting):
+            return
+        seats = self.membership.seats(self.waiting, len(self.running), now)
+        resuming = self.waiting.num_resuming
+        passed: list[Request] = []
+        for index, request in enumerate(list(self.waiting)):
+            resumes = index < resuming
+            if step.budget <= 0 or self._holders >= self.config.max_running:
                 return
-            request = self.waiting[0]
-            count = min(request.remaining_tokens, budget)
-            whole = self.config.allocate_whole_prompt
-            needed = request.num_tokens if whole else request.num_computed_tokens + count
-            # one block of growth room for each that runs, or admission only causes preemption
-            if not self.blocks.grow(request.key, needed, headroom=len(self.running)):
+            if seats <= 0 and not resumes:
                 return
-            self.waiting.popleft()
-            request.status = RequestStatus.RUNNING
-            self.running.append(request)
-            yield self._plan(request, count, now)
-            budget -= count
-            slots -= 1
+            if not self._seat(step, request, now):
+                passed.append(request)
+                if resumes or not self._may_pass(passed):
+                    self.membership.close()
+                    return
+                continue
+            for one in passed:
+                one.bypasses += 1
+            if not resumes:
+                seats -= 1
+                self.membership.joined()
+            if passed and not self._may_pass(passed):
+                return
+        self.membership.close()  # nobody is left to be expected
 
-    def _plan(self, request: Request, count: int, now: float) -> ScheduledRequest:
+    def _may_pass(self, passed: Sequence[Request]) -> bool:
+        return all(request.bypasses < self.config.max_bypasses for request in passed)
+
+    def _seat(self, step: StepPlan, request: Request, now: float) -> bool:
+        """Give a waiting request its blocks and first tokens; False when there is no room."""
+        known = self.blocks.match(request)
+        left = request.num_tokens - known.num_tokens
+        count = min(left, step.threshold, step.budget)
+        needed = self._positions_to_hold(request, known.num_tokens + count)
+        # one block of growth room for each holder, or admission only causes preemption
+        optimistic = self.config.admission is Admission.OPTIMISTIC
+        headroom = self._holders if optimistic else 0
+        if not self.blocks.begin(request, known, needed, headroom=headroom):
+            return False
+        self.waiting.remove(request)
+        self._note_prefix(request, known)
+        request.num_computed_tokens = known.num_tokens
+        request.status = RequestStatus.RUNNING
+        self.running.append(request)
+        step.add(self._plan(request, count, self.blocks.table(request.key), now), count)
+        return True
+
+    def _positions_to_hold(self, request: Request, now: int) -> int:
+        """Positions a request must hold blocks for when it is admitted to compute up to `now`."""
+        if self.config.admission is Admission.RESERVE_MAX:
+            most = request.prompt_len + request.sampling.max_tokens
+            return min(most, self.config.max_model_len)
+        return request.num_tokens if self.config.allocate_whole_prompt else now
+
+    def _note_prefix(self, request: Request, known: Prefix) -> None:
+        """Count what the cache had for a request that is admitted for the first time."""
+        if request.preemptions or request.skips_prefix_cache or not self.blocks.prefix_caching:
+            return
+        request.cached_tokens = min(known.num_tokens, request.prompt_len)
+        self.prefix_queries += request.num_tokens
+        self.prefix_hits += known.num_tokens
+
+    def _plan(
+        self, request: Request, count: int, table: Sequence[int], now: float
+    ) -> ScheduledRequest:
         if request.first_scheduled is None:
             request.first_scheduled = now
-        start = request.num_computed_tokens
+        start, output = request.num_computed_tokens, request.output_token_ids
+        left = len(request.prompt_token_ids) + len(output) - start
+        single = left == 1 and output  # the last output token, as in almost every plan
         return ScheduledRequest(
-            key=request.key,
-            num_computed_tokens=start,
-            token_ids=request.tokens(start, count),
-            block_ids=tuple(self.blocks.table(request.key)),
-            samples=start + count == request.num_tokens,
-            sampling=request.sampling,
+            request.key,
+            start,
+            [output[-1]] if single else request.tokens(start, count),
+            table,
+            count == left,
+            request.sampling,
         )
 
     def _advance(
         self, request: Request, entry: ScheduledRequest, result: ModelRunnerOutput
     ) -> RequestUpdate:
-        done = len(entry.token_ids)
-        prompt_left = max(0, request.prompt_len - request.num_computed_tokens)
-        request.computed_prompt_tokens += min(done, prompt_left)
-        request.num_computed_tokens += done
+        done, start = len(entry.token_ids), entry.num_computed_tokens
+        prompt_left = len(request.prompt_token_ids) - start
+        if prompt_left > 0:
+            request.computed_prompt_tokens += min(done, prompt_left)
+        request.num_computed_tokens = start + done
+        if start % self._block_size + done >= self._block_size:
+            self.blocks.publish(request)
         if not entry.samples:
             return RequestUpdate(request, [])
         token_id = result.token_ids[entry.key]
@@ -195,24 +366,15 @@ class Scheduler:
     def _end(self, request: Request, reason: FinishReason) -> None:
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
-        if request.holds_blocks:
-            return  # a handoff still sends them; its owner frees them
+        del self._live[request.key]
+        if not request.holds_blocks:  # else a handoff still sends them; its owner frees them
+            self._let_go(request)
+
+    def _let_go(self, request: Request) -> None:
         if self.is_in_flight(request.key):
             self._retired.add(request.key)
         else:
             self.blocks.free(request.key)
-
-    def release(self, request: Request) -> None:
-        """Free the blocks of a finished request that held on to them."""
-        assert request.holds_blocks
-        assert request.status is RequestStatus.FINISHED
-        request.holds_blocks = False
-        self._end(request, request.finish_reason or FinishReason.CANCELLED)
-
-    def _free_retired(self) -> None:
-        for key in self._retired:
-            self.blocks.free(key)
-        self._retired.clear()
 
     def live_keys(self) -> Iterator[int]:
         """Keys that may hold blocks here."""
@@ -222,11 +384,15 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Assert what must always hold between steps."""
         self.blocks.check_integrity()
+        self.waiting.check_integrity()
         assert all(r.status is RequestStatus.WAITING for r in self.waiting)
         assert all(r.status is RequestStatus.RUNNING for r in self.running)
+        queued = [request.key for request in (*self.waiting, *self.running)]
+        assert sorted(queued) == sorted(self._live), "a live request is in no list, or in two"
+        assert not self.reserved & self._live.keys(), "reserved, and scheduled already"
+        assert self._holders <= self.config.max_running
         assert not any(self.blocks.table(r.key) for r in self.waiting), "a waiting one holds blocks"
         for request in self.running:
-            covered = len(self.blocks.table(request.key)) * self.blocks.layout.block_size
-            assert covered >= request.num_computed_tokens
+            assert self.blocks.covers(request.key) >= request.num_computed_tokens
             assert request.remaining_tokens > 0, "nothing left to compute, yet running"
         assert not self._retired or self._in_flight is not None

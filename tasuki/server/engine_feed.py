@@ -19,9 +19,12 @@ from tasuki.messages import (
     LoadReport,
     MetricSamples,
     OpenLink,
+    PrefixCacheReset,
+    ProfileCaptured,
     StreamEvents,
 )
 from tasuki.metrics import WorkerMetrics
+from tasuki.server.engine_commands import EngineCommands
 from tasuki.server.link_streams import LinkStreams
 from tasuki.server.prefill_calls import PrefillCalls
 from tasuki.server.request_streams import RequestStreams
@@ -39,6 +42,7 @@ class EngineFeed:
         calls: PrefillCalls,
         links: LinkStreams,
         watches: WatchStreams,
+        commands: EngineCommands,
         metrics: WorkerMetrics,
     ) -> None:
         self._engine = engine
@@ -46,6 +50,7 @@ class EngineFeed:
         self._calls = calls
         self._links = links
         self._watches = watches
+        self._commands = commands
         self._metrics = metrics
         self._wrong_metrics: set[str] = set()
 
@@ -75,6 +80,8 @@ class EngineFeed:
                 self._links.open(message)
             case CloseLink():
                 self._links.end(message)
+            case PrefixCacheReset() | ProfileCaptured():
+                self._commands.deliver(message)
             case _:
                 log.error("the engine said %s out of turn", type(message).__name__)
 

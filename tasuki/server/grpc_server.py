@@ -7,7 +7,7 @@ are set up here; what a process serves besides is registered by its owner.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -44,13 +44,15 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
 ]
 
 ServerFacts = Callable[[], common_pb2.GetServerInfoResponse]
+CacheReset = Callable[[], Awaitable[int]]
 
 
-class SelfDescription(common_pb2_grpc.ServerServicer):
-    """`tasuki.v1.Server`: what the process says about itself, asked anew for every call."""
+class ServerService(common_pb2_grpc.ServerServicer):
+    """`tasuki.v1.Server`: what every process says about itself and does for its operator."""
 
-    def __init__(self, describe: ServerFacts) -> None:
+    def __init__(self, describe: ServerFacts, reset_prefix_cache: CacheReset) -> None:
         self._describe = describe
+        self._reset_prefix_cache = reset_prefix_cache
 
     async def GetServerInfo(
         self,
@@ -59,13 +61,26 @@ class SelfDescription(common_pb2_grpc.ServerServicer):
     ) -> common_pb2.GetServerInfoResponse:
         return self._describe()
 
+    async def ResetPrefixCache(
+        self,
+        request: common_pb2.ResetPrefixCacheRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> common_pb2.ResetPrefixCacheResponse:
+        return common_pb2.ResetPrefixCacheResponse(blocks=await self._reset_prefix_cache())
+
 
 class GrpcServer:
     """Make it, register services on `server`, `bind`, `start`, `stop`. Not serving until told."""
 
-    def __init__(self, services: list[ServiceDescriptor], describe: ServerFacts) -> None:
+    def __init__(
+        self,
+        services: list[ServiceDescriptor],
+        describe: ServerFacts,
+        reset_prefix_cache: CacheReset,
+    ) -> None:
         """`services` are those that the owner registers on `server`; health and reflection name
-        them. `describe` answers GetServerInfo.
+        them. `describe` answers GetServerInfo, `reset_prefix_cache` does what it says and returns
+        how many blocks were forgotten.
         """
         own = common_pb2.DESCRIPTOR.services_by_name["Server"].full_name
         names = [*(service.full_name for service in services), own]
@@ -73,7 +88,8 @@ class GrpcServer:
         self.health = Health(names)
         self.address = ""  # host:port once bound
         self.port = 0
-        common_pb2_grpc.add_ServerServicer_to_server(SelfDescription(describe), self.server)
+        service = ServerService(describe, reset_prefix_cache)
+        common_pb2_grpc.add_ServerServicer_to_server(service, self.server)
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
         reflection.enable_server_reflection(
             (*names, HEALTH_SERVICE, reflection.SERVICE_NAME), self.server

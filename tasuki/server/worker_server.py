@@ -22,8 +22,16 @@ from tasuki import __version__
 from tasuki import config as configuration
 from tasuki.config import WorkerConfig
 from tasuki.errors import EngineDiedError, TasukiError, UnavailableError
-from tasuki.messages import BeginDrain, EngineClient, EngineReady, Role
+from tasuki.messages import (
+    BeginDrain,
+    EngineClient,
+    EngineReady,
+    PrefixCacheReset,
+    ResetPrefixCache,
+    Role,
+)
 from tasuki.metrics import WorkerMetrics
+from tasuki.server.engine_commands import EngineCommands
 from tasuki.server.engine_feed import EngineFeed
 from tasuki.server.grpc_server import GrpcServer
 from tasuki.server.http_page import HttpPage
@@ -37,6 +45,7 @@ from tasuki.server.worker_state import WorkerState
 from tasuki.v1 import common_pb2, worker_pb2, worker_pb2_grpc
 from tasuki.wire.values import role_to_proto
 
+RESET_SECONDS = 5.0  # the engine answers between two steps
 STOP_GRACE = 0.5  # seconds for the last statuses to leave
 log = logging.getLogger(__name__)
 
@@ -50,7 +59,8 @@ class WorkerServer:
     def __init__(self, role: Role, config: WorkerConfig, make_engine: EngineFactory) -> None:
         """Bind the gRPC port and make the engine. Raises ConfigError when the port is taken."""
         self.metrics = WorkerMetrics(role, CollectorRegistry())
-        self.grpc = GrpcServer([worker_pb2.DESCRIPTOR.services_by_name["Worker"]], self._describe)
+        services = [worker_pb2.DESCRIPTOR.services_by_name["Worker"]]
+        self.grpc = GrpcServer(services, self._describe, self._reset_prefix_cache)
         address = self.grpc.bind(config.host, config.port)
         config = dataclasses.replace(
             config, port=self.grpc.port, worker_id=config.worker_id or address
@@ -64,11 +74,17 @@ class WorkerServer:
         self.calls = PrefillCalls(self.channels, send)
         self.links = LinkStreams(self.channels, send, config.link_timeout)
         self.watches = WatchStreams(self.state, send)
+        self.commands = EngineCommands(send)
         self.ended = asyncio.Event()
         self._stopping: UnavailableError | None = None  # set once `close` has begun
         self._tasks: list[asyncio.Task[None]] = []
         service = WorkerService(
-            self.state, self.streams, self.links, self.watches, self.begin_drain
+            self.state,
+            self.streams,
+            self.links,
+            self.watches,
+            self.commands,
+            self.begin_drain,
         )
         worker_pb2_grpc.add_WorkerServicer_to_server(service, self.grpc.server)
 
@@ -133,6 +149,7 @@ class WorkerServer:
             calls=self.calls,
             links=self.links,
             watches=self.watches,
+            commands=self.commands,
             metrics=self.metrics,
         )
         last_words = "its connection broke"
@@ -163,8 +180,17 @@ class WorkerServer:
             self.state.end = error
         self.grpc.health.set_serving(False)
         self.streams.fail_all(self.state.end)
+        self.commands.fail_all(self.state.end)
         self.links.fail_served(self.state.end)
         self.watches.wake()
+
+    async def _reset_prefix_cache(self) -> int:
+        self.state.require_engine()
+        result = await self.commands.run(
+            lambda number: ResetPrefixCache(command_id=number), RESET_SECONDS
+        )
+        assert isinstance(result, PrefixCacheReset)
+        return result.blocks
 
     # --- what it says about itself --------------------------------------------------------------
 

@@ -13,15 +13,20 @@ import grpc
 import msgspec
 
 from tasuki.clock import Clock, monotonic
+from tasuki.errors import InvalidRequestError
 from tasuki.messages import (
+    MAX_PROFILE_STEPS,
+    CaptureProfile,
     FailedEvent,
     FinishedEvent,
     FinishReason,
     PrefillDoneEvent,
+    ProfileCaptured,
     StartDecode,
     StartPrefill,
     ToEngine,
 )
+from tasuki.server.engine_commands import EngineCommands
 from tasuki.server.link_streams import LinkStreams
 from tasuki.server.request_streams import RequestStream, RequestStreams
 from tasuki.server.status import error_from_status
@@ -30,6 +35,10 @@ from tasuki.server.worker_state import WorkerState, limit_timeout
 from tasuki.v1 import worker_pb2, worker_pb2_grpc
 from tasuki.wire.decode import decode_event_to_proto, decode_request_from_proto
 from tasuki.wire.prefill import prefill_event_to_proto, prefill_request_from_proto
+
+PROFILE_SECONDS = 10.0
+MAX_PROFILE_SECONDS = 300.0
+PROFILE_GRACE = 30.0  # one step, and making sense of what was recorded
 
 CallContext = grpc.aio.ServicerContext[Any, Any]
 Encode = Callable[[Any], Any]
@@ -47,6 +56,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         streams: RequestStreams,
         links: LinkStreams,
         watches: WatchStreams,
+        commands: EngineCommands,
         drain: Callable[[], None],
         clock: Clock = monotonic,
     ) -> None:
@@ -54,6 +64,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._streams = streams
         self._links = links
         self._watches = watches
+        self._commands = commands
         self._drain = drain
         self._clock = clock
 
@@ -105,6 +116,29 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._state.require_engine()
         self._drain()
         return worker_pb2.DrainResponse()
+
+    async def CaptureProfile(
+        self, request: worker_pb2.CaptureProfileRequest, context: CallContext
+    ) -> worker_pb2.CaptureProfileResponse:
+        self._state.require_engine()
+        steps = request.num_steps
+        seconds = request.seconds if request.HasField("seconds") else PROFILE_SECONDS
+        if not 1 <= steps <= MAX_PROFILE_STEPS:
+            raise InvalidRequestError(
+                f"num_steps is {steps}; expected a whole number from 1 to {MAX_PROFILE_STEPS}"
+            )
+        if not 0 < seconds <= MAX_PROFILE_SECONDS:
+            raise InvalidRequestError(
+                f"seconds is {seconds}; expected more than 0 and at most {MAX_PROFILE_SECONDS}"
+            )
+        result = await self._commands.run(
+            lambda number: CaptureProfile(command_id=number, num_steps=steps, seconds=seconds),
+            seconds + PROFILE_GRACE,
+        )
+        assert isinstance(result, ProfileCaptured)
+        return worker_pb2.CaptureProfileResponse(
+            steps=result.steps, table=result.table, trace=result.trace
+        )
 
     async def _serve(
         self,

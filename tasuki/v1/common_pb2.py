@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16tasuki/v1/common.proto\x12\ttasuki.v1\"}\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x13\n\x0btemperature\x18\x02 \x01(\x01\x12\x11\n\x04seed\x18\x03 \x01(\x04H\x01\x88\x01\x01\x12\x12\n\nignore_eos\x18\x04 \x01(\x08\x42\r\n\x0b_max_tokensB\x07\n\x05_seed\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\x16\n\x14GetServerInfoRequest\"\x81\x03\n\x15GetServerInfoResponse\x12\x1d\n\x04role\x18\x01 \x01(\x0e\x32\x0f.tasuki.v1.Role\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x14\n\x0cworker_epoch\x18\x03 \x01(\x06\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\r\x12\x12\n\nengine_pid\x18\x06 \x01(\r\x12\x17\n\x0fmetrics_address\x18\x07 \x01(\t\x12<\n\x06\x63onfig\x18\x08 \x03(\x0b\x32,.tasuki.v1.GetServerInfoResponse.ConfigEntry\x12:\n\x05\x66\x61\x63ts\x18\t \x03(\x0b\x32+.tasuki.v1.GetServerInfoResponse.FactsEntry\x1a-\n\x0b\x43onfigEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a,\n\nFactsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*\xb1\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x1a\n\x16\x46INISH_REASON_DEADLINE\x10\x04\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x05*P\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02\x12\x0f\n\x0bROLE_ROUTER\x10\x03\x32\\\n\x06Server\x12R\n\rGetServerInfo\x12\x1f.tasuki.v1.GetServerInfoRequest\x1a .tasuki.v1.GetServerInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16tasuki/v1/common.proto\x12\ttasuki.v1\"}\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x13\n\x0btemperature\x18\x02 \x01(\x01\x12\x11\n\x04seed\x18\x03 \x01(\x04H\x01\x88\x01\x01\x12\x12\n\nignore_eos\x18\x04 \x01(\x08\x42\r\n\x0b_max_tokensB\x07\n\x05_seed\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\x16\n\x14GetServerInfoRequest\"\x81\x03\n\x15GetServerInfoResponse\x12\x1d\n\x04role\x18\x01 \x01(\x0e\x32\x0f.tasuki.v1.Role\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x14\n\x0cworker_epoch\x18\x03 \x01(\x06\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\r\x12\x12\n\nengine_pid\x18\x06 \x01(\r\x12\x17\n\x0fmetrics_address\x18\x07 \x01(\t\x12<\n\x06\x63onfig\x18\x08 \x03(\x0b\x32,.tasuki.v1.GetServerInfoResponse.ConfigEntry\x12:\n\x05\x66\x61\x63ts\x18\t \x03(\x0b\x32+.tasuki.v1.GetServerInfoResponse.FactsEntry\x1a-\n\x0b\x43onfigEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a,\n\nFactsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x19\n\x17ResetPrefixCacheRequest\"*\n\x18ResetPrefixCacheResponse\x12\x0e\n\x06\x62locks\x18\x01 \x01(\x04*\xb1\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x1a\n\x16\x46INISH_REASON_DEADLINE\x10\x04\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x05*P\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02\x12\x0f\n\x0bROLE_ROUTER\x10\x03\x32\xb9\x01\n\x06Server\x12R\n\rGetServerInfo\x12\x1f.tasuki.v1.GetServerInfoRequest\x1a .tasuki.v1.GetServerInfoResponse\x12[\n\x10ResetPrefixCache\x12\".tasuki.v1.ResetPrefixCacheRequest\x1a#.tasuki.v1.ResetPrefixCacheResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,10 +35,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSERVERINFORESPONSE_CONFIGENTRY']._serialized_options = b'8\001'
   _globals['_GETSERVERINFORESPONSE_FACTSENTRY']._loaded_options = None
   _globals['_GETSERVERINFORESPONSE_FACTSENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=659
-  _globals['_FINISHREASON']._serialized_end=836
-  _globals['_ROLE']._serialized_start=838
-  _globals['_ROLE']._serialized_end=918
+  _globals['_FINISHREASON']._serialized_start=730
+  _globals['_FINISHREASON']._serialized_end=907
+  _globals['_ROLE']._serialized_start=909
+  _globals['_ROLE']._serialized_end=989
   _globals['_SAMPLINGPARAMS']._serialized_start=37
   _globals['_SAMPLINGPARAMS']._serialized_end=162
   _globals['_USAGE']._serialized_start=164
@@ -51,6 +51,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSERVERINFORESPONSE_CONFIGENTRY']._serialized_end=610
   _globals['_GETSERVERINFORESPONSE_FACTSENTRY']._serialized_start=612
   _globals['_GETSERVERINFORESPONSE_FACTSENTRY']._serialized_end=656
-  _globals['_SERVER']._serialized_start=920
-  _globals['_SERVER']._serialized_end=1012
+  _globals['_RESETPREFIXCACHEREQUEST']._serialized_start=658
+  _globals['_RESETPREFIXCACHEREQUEST']._serialized_end=683
+  _globals['_RESETPREFIXCACHERESPONSE']._serialized_start=685
+  _globals['_RESETPREFIXCACHERESPONSE']._serialized_end=727
+  _globals['_SERVER']._serialized_start=992
+  _globals['_SERVER']._serialized_end=1177
 # @@protoc_insertion_point(module_scope)

@@ -40,6 +40,11 @@ class ServerStub(object):
                 request_serializer=tasuki_dot_v1_dot_common__pb2.GetServerInfoRequest.SerializeToString,
                 response_deserializer=tasuki_dot_v1_dot_common__pb2.GetServerInfoResponse.FromString,
                 _registered_method=True)
+        self.ResetPrefixCache = channel.unary_unary(
+                '/tasuki.v1.Server/ResetPrefixCache',
+                request_serializer=tasuki_dot_v1_dot_common__pb2.ResetPrefixCacheRequest.SerializeToString,
+                response_deserializer=tasuki_dot_v1_dot_common__pb2.ResetPrefixCacheResponse.FromString,
+                _registered_method=True)
 
 
 class ServerServicer(object):
@@ -53,6 +58,13 @@ class ServerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ResetPrefixCache(self, request, context):
+        """Share nothing any more that was computed until now. A router asks all of its workers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ServerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -60,6 +72,11 @@ def add_ServerServicer_to_server(servicer, server):
                     servicer.GetServerInfo,
                     request_deserializer=tasuki_dot_v1_dot_common__pb2.GetServerInfoRequest.FromString,
                     response_serializer=tasuki_dot_v1_dot_common__pb2.GetServerInfoResponse.SerializeToString,
+            ),
+            'ResetPrefixCache': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResetPrefixCache,
+                    request_deserializer=tasuki_dot_v1_dot_common__pb2.ResetPrefixCacheRequest.FromString,
+                    response_serializer=tasuki_dot_v1_dot_common__pb2.ResetPrefixCacheResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -90,6 +107,33 @@ class Server(object):
             '/tasuki.v1.Server/GetServerInfo',
             tasuki_dot_v1_dot_common__pb2.GetServerInfoRequest.SerializeToString,
             tasuki_dot_v1_dot_common__pb2.GetServerInfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResetPrefixCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tasuki.v1.Server/ResetPrefixCache',
+            tasuki_dot_v1_dot_common__pb2.ResetPrefixCacheRequest.SerializeToString,
+            tasuki_dot_v1_dot_common__pb2.ResetPrefixCacheResponse.FromString,
             options,
             channel_credentials,
             insecure,

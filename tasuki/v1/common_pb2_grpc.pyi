@@ -35,6 +35,8 @@ class ServerStub:
     def __new__(cls, channel: _aio.Channel) -> ServerAsyncStub: ...
     GetServerInfo: _grpc.UnaryUnaryMultiCallable[_common_pb2.GetServerInfoRequest, _common_pb2.GetServerInfoResponse]
     """Facts and effective configuration of this process."""
+    ResetPrefixCache: _grpc.UnaryUnaryMultiCallable[_common_pb2.ResetPrefixCacheRequest, _common_pb2.ResetPrefixCacheResponse]
+    """Share nothing any more that was computed until now. A router asks all of its workers."""
 
 @_typing.type_check_only
 class ServerAsyncStub(ServerStub):
@@ -43,6 +45,8 @@ class ServerAsyncStub(ServerStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetServerInfo: _aio.UnaryUnaryMultiCallable[_common_pb2.GetServerInfoRequest, _common_pb2.GetServerInfoResponse]  # type: ignore[assignment]
     """Facts and effective configuration of this process."""
+    ResetPrefixCache: _aio.UnaryUnaryMultiCallable[_common_pb2.ResetPrefixCacheRequest, _common_pb2.ResetPrefixCacheResponse]  # type: ignore[assignment]
+    """Share nothing any more that was computed until now. A router asks all of its workers."""
 
 class ServerServicer(metaclass=_abc_1.ABCMeta):
     """On every process."""
@@ -54,5 +58,13 @@ class ServerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_common_pb2.GetServerInfoResponse, _abc.Awaitable[_common_pb2.GetServerInfoResponse]]:
         """Facts and effective configuration of this process."""
+
+    @_abc_1.abstractmethod
+    def ResetPrefixCache(
+        self,
+        request: _common_pb2.ResetPrefixCacheRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_common_pb2.ResetPrefixCacheResponse, _abc.Awaitable[_common_pb2.ResetPrefixCacheResponse]]:
+        """Share nothing any more that was computed until now. A router asks all of its workers."""
 
 def add_ServerServicer_to_server(servicer: ServerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -32,12 +32,18 @@ class GenerateRequest(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     SLO_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Name of the request; unset: the router draws one. Two requests may share one."""
     model: _builtins.str
     """Name of the model; unset: the one that is served."""
     text: _builtins.str
     """Text, tokenized as it is."""
+    priority: _builtins.int
+    """Lower is more important, where workers order their queues by priority. -100 to 100."""
+    cache_salt: _builtins.str
+    """Requests with different salts share no cached prefix. At most 256 characters."""
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
         """Token ids, used as they are."""
@@ -64,10 +70,12 @@ class GenerateRequest(_message.Message):
         messages: Global___Messages | None = ...,
         sampling: _common_pb2.SamplingParams | None = ...,
         slo: Global___Slo | None = ...,
+        priority: _builtins.int = ...,
+        cache_salt: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "prompt", b"prompt", "sampling", b"sampling", "slo", b"slo", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "model", b"model", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "slo", b"slo", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "messages", b"messages", "model", b"model", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "slo", b"slo", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids", "messages"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015

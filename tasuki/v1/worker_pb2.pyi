@@ -62,12 +62,18 @@ class DecodeRequest(_message.Message):
     PREFILL_CANDIDATES_FIELD_NUMBER: _builtins.int
     LOCAL_REASON_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's name."""
     local_reason: _builtins.str
     """Why there are no candidates."""
     timeout: _builtins.float
     """Seconds left until the request's deadline; unset: none."""
+    priority: _builtins.int
+    """Lower is more important, where the worker orders its queue by priority."""
+    cache_salt: _builtins.str
+    """Requests with different salts share no cached prefix."""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt."""
@@ -94,10 +100,12 @@ class DecodeRequest(_message.Message):
         prefill_candidates: _abc.Iterable[Global___PrefillTarget] | None = ...,
         local_reason: _builtins.str = ...,
         timeout: _builtins.float | None = ...,
+        priority: _builtins.int = ...,
+        cache_salt: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_timeout", b"_timeout", "sampling", b"sampling", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout", b"_timeout", "local_reason", b"local_reason", "output_token_ids", b"output_token_ids", "prefill_candidates", b"prefill_candidates", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "timeout", b"timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout", b"_timeout", "cache_salt", b"cache_salt", "local_reason", b"local_reason", "output_token_ids", b"output_token_ids", "prefill_candidates", b"prefill_candidates", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "timeout", b"timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__timeout: _TypeAlias = _typing.Literal["timeout"]  # noqa: Y015
     _WhichOneofArgType__timeout: _TypeAlias = _typing.Literal["_timeout", b"_timeout"]  # noqa: Y015
@@ -375,6 +383,8 @@ class PrefillRequest(_message.Message):
     FIRST_BLOCK_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's name."""
     handoff_id: _builtins.str
@@ -391,6 +401,10 @@ class PrefillRequest(_message.Message):
     """First block (counted in the prompt) that the caller needs."""
     timeout: _builtins.float
     """Seconds left until the request's deadline; unset: none."""
+    priority: _builtins.int
+    """Lower is more important, where the worker orders its queue by priority."""
+    cache_salt: _builtins.str
+    """Requests with different salts share no cached prefix."""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt."""
@@ -412,10 +426,12 @@ class PrefillRequest(_message.Message):
         first_block: _builtins.int = ...,
         sampling: _common_pb2.SamplingParams | None = ...,
         timeout: _builtins.float | None = ...,
+        priority: _builtins.int = ...,
+        cache_salt: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_timeout", b"_timeout", "sampling", b"sampling", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout", b"_timeout", "decode_epoch", b"decode_epoch", "decode_worker_id", b"decode_worker_id", "first_block", b"first_block", "handoff_id", b"handoff_id", "link_id", b"link_id", "prefill_epoch", b"prefill_epoch", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "timeout", b"timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout", b"_timeout", "cache_salt", b"cache_salt", "decode_epoch", b"decode_epoch", "decode_worker_id", b"decode_worker_id", "first_block", b"first_block", "handoff_id", b"handoff_id", "link_id", b"link_id", "prefill_epoch", b"prefill_epoch", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "timeout", b"timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__timeout: _TypeAlias = _typing.Literal["timeout"]  # noqa: Y015
     _WhichOneofArgType__timeout: _TypeAlias = _typing.Literal["_timeout", b"_timeout"]  # noqa: Y015
@@ -1160,3 +1176,61 @@ class DrainResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015
+
+@_typing.final
+class CaptureProfileRequest(_message.Message):
+    """Record the operators of the engine's next steps."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_STEPS_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    num_steps: _builtins.int
+    """Steps to record, 1 to 256."""
+    seconds: _builtins.float
+    """Seconds to wait for so many steps. Unset: 10."""
+    def __init__(
+        self,
+        *,
+        num_steps: _builtins.int = ...,
+        seconds: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_seconds", b"_seconds", "seconds", b"seconds"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seconds", b"_seconds", "num_steps", b"num_steps", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__seconds: _TypeAlias = _typing.Literal["seconds"]  # noqa: Y015
+    _WhichOneofArgType__seconds: _TypeAlias = _typing.Literal["_seconds", b"_seconds"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__seconds) -> _WhichOneofReturnType__seconds | None: ...
+
+Global___CaptureProfileRequest: _TypeAlias = CaptureProfileRequest  # noqa: Y015
+
+@_typing.final
+class CaptureProfileResponse(_message.Message):
+    """What the steps spent their time on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEPS_FIELD_NUMBER: _builtins.int
+    TABLE_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
+    steps: _builtins.int
+    """Steps that were recorded: fewer than asked for where there was too little work."""
+    table: _builtins.str
+    """Operators by the time spent in them, for people."""
+    trace: _builtins.bytes
+    """gzip of a Chrome trace; empty when there was no step, or when it would have been too large."""
+    def __init__(
+        self,
+        *,
+        steps: _builtins.int = ...,
+        table: _builtins.str = ...,
+        trace: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["steps", b"steps", "table", b"table", "trace", b"trace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CaptureProfileResponse: _TypeAlias = CaptureProfileResponse  # noqa: Y015

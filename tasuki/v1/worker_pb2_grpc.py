@@ -60,6 +60,11 @@ class WorkerStub(object):
                 request_serializer=tasuki_dot_v1_dot_worker__pb2.DrainRequest.SerializeToString,
                 response_deserializer=tasuki_dot_v1_dot_worker__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.CaptureProfile = channel.unary_unary(
+                '/tasuki.v1.Worker/CaptureProfile',
+                request_serializer=tasuki_dot_v1_dot_worker__pb2.CaptureProfileRequest.SerializeToString,
+                response_deserializer=tasuki_dot_v1_dot_worker__pb2.CaptureProfileResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer(object):
@@ -101,6 +106,13 @@ class WorkerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CaptureProfile(self, request, context):
+        """Record what the engine's next steps spend their time on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -128,6 +140,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=tasuki_dot_v1_dot_worker__pb2.DrainRequest.FromString,
                     response_serializer=tasuki_dot_v1_dot_worker__pb2.DrainResponse.SerializeToString,
+            ),
+            'CaptureProfile': grpc.unary_unary_rpc_method_handler(
+                    servicer.CaptureProfile,
+                    request_deserializer=tasuki_dot_v1_dot_worker__pb2.CaptureProfileRequest.FromString,
+                    response_serializer=tasuki_dot_v1_dot_worker__pb2.CaptureProfileResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -266,6 +283,33 @@ class Worker(object):
             '/tasuki.v1.Worker/Drain',
             tasuki_dot_v1_dot_worker__pb2.DrainRequest.SerializeToString,
             tasuki_dot_v1_dot_worker__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CaptureProfile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tasuki.v1.Worker/CaptureProfile',
+            tasuki_dot_v1_dot_worker__pb2.CaptureProfileRequest.SerializeToString,
+            tasuki_dot_v1_dot_worker__pb2.CaptureProfileResponse.FromString,
             options,
             channel_credentials,
             insecure,

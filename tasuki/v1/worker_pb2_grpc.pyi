@@ -43,6 +43,8 @@ class WorkerStub:
     """Router to worker: load reports up, the current prefill workers down."""
     Drain: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainResponse]
     """Take no new work, finish what runs."""
+    CaptureProfile: _grpc.UnaryUnaryMultiCallable[_worker_pb2.CaptureProfileRequest, _worker_pb2.CaptureProfileResponse]
+    """Record what the engine's next steps spend their time on."""
 
 @_typing.type_check_only
 class WorkerAsyncStub(WorkerStub):
@@ -59,6 +61,8 @@ class WorkerAsyncStub(WorkerStub):
     """Router to worker: load reports up, the current prefill workers down."""
     Drain: _aio.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainResponse]  # type: ignore[assignment]
     """Take no new work, finish what runs."""
+    CaptureProfile: _aio.UnaryUnaryMultiCallable[_worker_pb2.CaptureProfileRequest, _worker_pb2.CaptureProfileResponse]  # type: ignore[assignment]
+    """Record what the engine's next steps spend their time on."""
 
 class WorkerServicer(metaclass=_abc_1.ABCMeta):
     """Internal: routers call workers, decode workers call prefill workers."""
@@ -102,5 +106,13 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.DrainResponse, _abc.Awaitable[_worker_pb2.DrainResponse]]:
         """Take no new work, finish what runs."""
+
+    @_abc_1.abstractmethod
+    def CaptureProfile(
+        self,
+        request: _worker_pb2.CaptureProfileRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.CaptureProfileResponse, _abc.Awaitable[_worker_pb2.CaptureProfileResponse]]:
+        """Record what the engine's next steps spend their time on."""
 
 def add_WorkerServicer_to_server(servicer: WorkerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -35,6 +35,8 @@ def decode_request_to_proto(request: DecodeRequest) -> worker_pb2.DecodeRequest:
         prefill_candidates=[values.target_to_proto(t) for t in request.prefill_candidates],
         local_reason=request.local_reason,
         timeout=request.timeout,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
     )
 
 
@@ -49,6 +51,8 @@ def decode_request_from_proto(request: worker_pb2.DecodeRequest) -> DecodeReques
         prefill_candidates=[values.target_from_proto(t) for t in request.prefill_candidates],
         local_reason=request.local_reason,
         timeout=values.finite("timeout", request.timeout) if request.HasField("timeout") else None,
+        priority=request.priority,
+        cache_salt=values.short("cache_salt", request.cache_salt),
     )
 
 

@@ -31,6 +31,8 @@ def prefill_request_to_proto(request: PrefillRequest) -> worker_pb2.PrefillReque
         first_block=request.first_block,
         sampling=values.sampling_to_proto(request.sampling),
         timeout=request.timeout,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
     )
 
 
@@ -48,6 +50,8 @@ def prefill_request_from_proto(request: worker_pb2.PrefillRequest) -> PrefillReq
         first_block=request.first_block,
         sampling=values.sampling_from_proto(request.sampling),
         timeout=values.finite("timeout", request.timeout) if request.HasField("timeout") else None,
+        priority=request.priority,
+        cache_salt=values.short("cache_salt", request.cache_salt),
     )
 
 

@@ -114,6 +114,15 @@ def name(field: str, value: str) -> str:
     return value
 
 
+def short(field: str, value: str) -> str:
+    """Check a word that may be empty."""
+    if len(value) > MAX_NAME:
+        raise InvalidRequestError(
+            f"{field} has {len(value)} characters; expected at most {MAX_NAME}"
+        )
+    return value
+
+
 def finite(field: str, value: float) -> float:
     if not math.isfinite(value):
         raise InvalidRequestError(f"{field} is {value}; expected a finite number")

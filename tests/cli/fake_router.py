@@ -75,6 +75,9 @@ class FakeRouter(inference_pb2_grpc.InferenceServicer, common_pb2_grpc.ServerSer
         facts = {key: json.dumps(value) for key, value in self._facts.items()}
         return common_pb2.GetServerInfoResponse(role=common_pb2.ROLE_ROUTER, facts=facts)
 
+    async def ResetPrefixCache(self, request: Any, context: Any) -> Any:
+        return common_pb2.ResetPrefixCacheResponse()
+
 
 @asynccontextmanager
 async def serving(router: FakeRouter) -> AsyncIterator[str]:

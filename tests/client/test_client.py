@@ -78,6 +78,9 @@ class Server(common_pb2_grpc.ServerServicer):
             role=common_pb2.ROLE_ROUTER, version="9.9", facts={"workers": "[]"}
         )
 
+    async def ResetPrefixCache(self, request: Any, context: Any) -> Any:
+        return common_pb2.ResetPrefixCacheResponse(blocks=7)
+
 
 @asynccontextmanager
 async def cluster() -> AsyncIterator[tuple[Inference, Client]]:
@@ -237,6 +240,7 @@ async def test_model_and_server() -> None:
         assert model.has_chat_template
         server = await client.server_info()
         assert (server.role, server.version, server.facts) == ("router", "9.9", {"workers": "[]"})
+        assert await client.reset_prefix_cache() == 7
 
 
 async def test_a_process_that_is_no_router() -> None:

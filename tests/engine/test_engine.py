@@ -63,7 +63,7 @@ def test_any_chunking(model: Path, alone: list[list[int]], budget: int) -> None:
 
 
 def test_preempted_and_recomputed(model: Path, alone: list[list[int]]) -> None:
-    engine = load(model, kv_blocks=26)
+    engine = load(model, kv_blocks=26, max_num_batched_tokens=256)
     requests = make_requests()
     assert run(engine, requests) == alone
     assert engine.scheduler.preemptions > 0
@@ -90,6 +90,16 @@ def test_warm_up_measures_and_leaves_nothing(model: Path) -> None:
     assert engine.prefill_tokens_per_second > 0
     assert engine.blocks.num_free == engine.blocks.pool.num_blocks
     engine.check_integrity()
+
+
+def test_the_token_budget_is_measured_where_none_is_given(model: Path) -> None:
+    measured, given = load(model), load(model, max_num_batched_tokens=48)
+    measured.warm_up()
+    given.warm_up()
+    assert 16 <= measured.scheduler.config.max_num_batched_tokens <= 2048
+    assert given.scheduler.config.max_num_batched_tokens == 48
+    assert measured.scheduler.prefix_queries == 0
+    assert measured.blocks.reset_prefix_cache() == 0  # nothing of it can be found
 
 
 def test_what_cannot_be_computed_is_refused(model: Path) -> None:

@@ -21,7 +21,9 @@ from tasuki.convert.tiny import make_tiny
 from tests.integration.scrape import assert_no_leaks
 from tests.leftovers import SETTLE_SECONDS, Leftovers, look
 
-WORKER = WorkerConfig(max_num_batched_tokens=64)  # several chunks for every longer prompt
+# Several chunks for every longer prompt, and no prefix cache: the same prompts are asked again and
+# again, and are to travel each time.
+WORKER = WorkerConfig(max_num_batched_tokens=64, prefix_caching=False)
 
 
 @pytest.fixture(scope="session")

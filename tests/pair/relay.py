@@ -37,6 +37,7 @@ from tasuki.messages import (
     LinkSend,
     LinkStarted,
     LoadReport,
+    LocalEvent,
     MetricSamples,
     OpenLink,
     PrefillCallEnded,
@@ -62,6 +63,7 @@ class Outcome:
     finished: FinishedEvent | None = None
     failed: FailedEvent | None = None
     fallback: str = ""
+    local: str = ""
 
 
 class InlinePair:
@@ -70,9 +72,13 @@ class InlinePair:
     def __init__(
         self, model: Path, fault: PlannedFault | None, prefill: dict[str, Any], **settings: Any
     ) -> None:
-        """`settings` are those of both workers, `prefill` those of one."""
+        """`settings` are those of both workers, `prefill` those of one. Without prefix caches
+        unless asked for: what was asked before would not travel again.
+        """
         connector = LoopbackConnector(fault)
-        base = WorkerConfig(model=str(model), max_num_batched_tokens=64, segment_bytes=1)
+        base = WorkerConfig(
+            model=str(model), max_num_batched_tokens=64, segment_bytes=1, prefix_caching=False
+        )
         base = dataclasses.replace(base, **settings)
         self.cores: dict[str, PrefillCore | DecodeCore] = {}
         self.prefill = self._engine("prefill", dataclasses.replace(base, **prefill), connector)
@@ -178,7 +184,9 @@ class InlinePair:
         else:
             self.decode.send(PrefillReply(handoff_id=handoff_id, event=event))
 
-    async def ask(self, prompt: list[int], *, split: bool = True, **sampling: Any) -> Outcome:
+    async def ask(
+        self, prompt: list[int], *, split: bool = True, cache_salt: str = "", **sampling: Any
+    ) -> Outcome:
         """One request to its end."""
         self._next_stream += 1
         stream_id = self._next_stream
@@ -191,6 +199,7 @@ class InlinePair:
             output_token_ids=[],
             sampling=SamplingParams(**wanted),
             prefill_candidates=[self.target] if split else [],
+            cache_salt=cache_salt,
         )
         self.decode.send(StartDecode(stream_id=stream_id, request=request))
         outcome = Outcome([])
@@ -202,6 +211,8 @@ class InlinePair:
                         outcome.token_ids += event.token_ids
                     case FallbackEvent() as event:
                         outcome.fallback = event.reason
+                    case LocalEvent() as event:
+                        outcome.local = event.reason
                     case FinishedEvent() as event:
                         outcome.finished = event
                     case FailedEvent() as event:

@@ -103,13 +103,14 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             prefill_tokens_per_second=0.0,
             links=[],
         )
+        self.resets = 0
         self._changed = asyncio.Condition()
         self._version = 0
         self._server: GrpcServer | None = None
 
     async def start(self, port: int = 0) -> None:
         services = [worker_pb2.DESCRIPTOR.services_by_name["Worker"]]
-        self._server = GrpcServer(services, common_pb2.GetServerInfoResponse)
+        self._server = GrpcServer(services, common_pb2.GetServerInfoResponse, self._reset)
         worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server.server)
         self.address = self._server.bind("127.0.0.1", port)
         await self._server.start()
@@ -119,6 +120,10 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         if self._server is not None:
             await self._server.stop(0.0)
             self._server = None
+
+    async def _reset(self) -> int:
+        self.resets += 1
+        return 5
 
     async def report(self, **changes: Any) -> None:
         """Change the load and send a report (also with no change)."""
@@ -182,6 +187,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
 
     async def Drain(self, request: Any, context: Any) -> Any:
         raise UnsupportedError("this router does not call Drain")
+
+    async def CaptureProfile(self, request: Any, context: Any) -> Any:
+        raise UnsupportedError("this router does not call CaptureProfile")
 
     async def _read_targets(self, requests: AsyncIterator[worker_pb2.WatchRequest]) -> None:
         async for request in requests:

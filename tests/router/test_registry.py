@@ -11,6 +11,7 @@ from router.charge import Charge
 from router.placement import Placement, PlacementPolicy, PlacementRequest, place
 from router.registry import Registry
 from router.watched_worker import WatchLimits
+from tasuki.errors import UnavailableError
 from tasuki.messages import Role
 from tasuki.server.grpc_server import internal_channel
 from tests.router.conftest import MakeHarness
@@ -113,3 +114,13 @@ async def test_many_requests_spread_over_workers_between_two_reports(harness: Ma
         await asyncio.gather(*(h.outputs(text="x", max_tokens=5) for _ in range(20)))
         counts = [len(worker.decodes) for worker in h.decodes]
         assert min(counts) >= 5, counts
+
+
+async def test_a_reset_of_the_prefix_cache_reaches_every_worker(harness: MakeHarness) -> None:
+    async with harness(prefill=1, decode=2) as h:
+        assert await h.router.registry.reset_prefix_caches() == 15
+        assert [worker.resets for worker in (*h.prefills, *h.decodes)] == [1, 1, 1]
+        await h.prefills[0].stop()
+        with pytest.raises(UnavailableError, match="1 of 3 workers"):
+            await h.router.registry.reset_prefix_caches()
+        assert [worker.resets for worker in h.decodes] == [2, 2]

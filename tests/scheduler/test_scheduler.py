@@ -2,63 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from tasuki.kv.layout import KVLayout
-from tasuki.kv.manager import KVCacheManager
 from tasuki.messages import FinishReason, SamplingParams
-from tasuki.request import Request, RequestStatus
+from tasuki.request import RequestStatus
 from tasuki.scheduler.config import SchedulerConfig
-from tasuki.scheduler.output import ModelRunnerOutput, SchedulerOutput
-from tasuki.scheduler.scheduler import Scheduler
-
-
-def make(num_blocks: int = 64, **config: Any) -> Scheduler:
-    layout = KVLayout(num_layers=1, num_kv_heads=1, head_dim=4, block_size=4)
-    return Scheduler(SchedulerConfig(**config), KVCacheManager(layout, num_blocks))
-
-
-def request(key: int, prompt_len: int, max_tokens: int = 4) -> Request:
-    return Request(
-        key=key,
-        request_id=f"r{key}",
-        prompt_token_ids=list(range(100, 100 + prompt_len)),
-        sampling=SamplingParams(max_tokens=max_tokens),
-        eos_token_ids=frozenset({2}),
-        arrived=0.0,
-    )
-
-
-def answer(plan: SchedulerOutput, token_id: int = 7) -> ModelRunnerOutput:
-    return ModelRunnerOutput(plan.step, {r.key: token_id for r in plan.requests if r.samples})
-
-
-def step(scheduler: Scheduler, token_id: int = 7) -> dict[int, int]:
-    """One whole step; returns how many tokens were computed for each key."""
-    plan = scheduler.schedule(0.0)
-    assert plan.num_tokens <= scheduler.config.max_num_batched_tokens
-    for entry in plan.requests:  # allocation before dispatch: every position touched is covered
-        end = entry.num_computed_tokens + len(entry.token_ids)
-        assert len(entry.block_ids) * scheduler.blocks.layout.block_size >= end
-    scheduler.update(plan, answer(plan, token_id))
-    scheduler.check_integrity()
-    return {entry.key: len(entry.token_ids) for entry in plan.requests}
-
-
-def drain(scheduler: Scheduler, limit: int = 1000) -> None:
-    for _ in range(limit):
-        if not scheduler.has_work:
-            return
-        step(scheduler)
-    raise AssertionError("requests do not end")
+from tasuki.scheduler.output import ModelRunnerOutput
+from tests.scheduler.rig import answer, drain, hand_over, make, request, step
 
 
 def test_one_request_from_prompt_to_last_token() -> None:
     scheduler = make()
     one = request(1, prompt_len=5, max_tokens=3)
-    scheduler.add(one)
+    scheduler.add(one, 0.0)
     assert [step(scheduler) for _ in range(3)] == [{1: 5}, {1: 1}, {1: 1}]
     assert one.output_token_ids == [7, 7, 7]
     assert one.finish_reason is FinishReason.LENGTH
@@ -68,9 +24,9 @@ def test_one_request_from_prompt_to_last_token() -> None:
 
 def test_a_long_prompt_is_computed_in_chunks_beside_running_requests() -> None:
     scheduler = make(max_num_batched_tokens=8)
-    scheduler.add(request(1, prompt_len=3, max_tokens=9))
+    scheduler.add(request(1, prompt_len=3, max_tokens=9), 0.0)
     step(scheduler)
-    scheduler.add(request(2, prompt_len=20))
+    scheduler.add(request(2, prompt_len=20), 0.0)
     assert step(scheduler) == {1: 1, 2: 7}
     assert step(scheduler) == {1: 1, 2: 7}
     assert step(scheduler) == {1: 1, 2: 6}
@@ -78,14 +34,10 @@ def test_a_long_prompt_is_computed_in_chunks_beside_running_requests() -> None:
 
 def test_a_chunk_never_starves_a_running_request_behind_it() -> None:
     scheduler = make(max_num_batched_tokens=8)
-    scheduler.add(request(1, prompt_len=40))
+    scheduler.add(request(1, prompt_len=40), 0.0)
     step(scheduler)
     handed_over = request(2, prompt_len=4)
-    scheduler.blocks.reserve(2, 5)
-    scheduler.blocks.commit(2)
-    handed_over.num_computed_tokens = 4
-    handed_over.output_token_ids = [9]
-    scheduler.adopt(handed_over)
+    hand_over(scheduler, handed_over)
     assert step(scheduler) == {1: 7, 2: 1}
 
 
@@ -93,8 +45,8 @@ def test_eos_ends_a_request_unless_ignored() -> None:
     scheduler = make()
     stops, goes_on = request(1, 3), request(2, 3)
     goes_on.sampling = SamplingParams(max_tokens=4, ignore_eos=True)
-    scheduler.add(stops)
-    scheduler.add(goes_on)
+    scheduler.add(stops, 0.0)
+    scheduler.add(goes_on, 0.0)
     step(scheduler, token_id=2)
     assert stops.finish_reason is FinishReason.STOP
     assert goes_on.finish_reason is None
@@ -104,14 +56,14 @@ def test_eos_ends_a_request_unless_ignored() -> None:
 def test_growth_preempts_the_latest_and_it_starts_over_with_its_tokens() -> None:
     scheduler = make(num_blocks=5)
     first, second = request(1, 7, max_tokens=10), request(2, 7, max_tokens=10)
-    scheduler.add(first)
-    scheduler.add(second)
+    scheduler.add(first, 0.0)
+    scheduler.add(second, 0.0)
     while not scheduler.preemptions:
         step(scheduler)
     assert second.preemptions == 1
     assert first.preemptions == 0
     assert second.num_computed_tokens == 0
-    assert scheduler.waiting[0] is second
+    assert next(iter(scheduler.waiting)) is second
     assert scheduler.has_preempted
     drain(scheduler)
     assert len(first.output_token_ids) == len(second.output_token_ids) == 10
@@ -120,8 +72,8 @@ def test_growth_preempts_the_latest_and_it_starts_over_with_its_tokens() -> None
 
 def test_nothing_is_admitted_in_a_step_that_preempted() -> None:
     scheduler = make(num_blocks=5)
-    scheduler.add(request(1, 7, max_tokens=10))
-    scheduler.add(request(2, 7, max_tokens=10))
+    scheduler.add(request(1, 7, max_tokens=10), 0.0)
+    scheduler.add(request(2, 7, max_tokens=10), 0.0)
     while not scheduler.preemptions:
         plan = scheduler.schedule(0.0)
         keys = {entry.key for entry in plan.requests}
@@ -131,17 +83,17 @@ def test_nothing_is_admitted_in_a_step_that_preempted() -> None:
 
 def test_the_head_of_the_queue_blocks_those_behind_it() -> None:
     scheduler = make(num_blocks=4)
-    scheduler.add(request(1, 8, max_tokens=8))
+    scheduler.add(request(1, 8, max_tokens=8), 0.0)
     step(scheduler)
-    scheduler.add(request(2, 12))  # does not fit now
-    scheduler.add(request(3, 1))  # would fit
+    scheduler.add(request(2, 12), 0.0)  # does not fit now
+    scheduler.add(request(3, 1), 0.0)  # would fit
     assert step(scheduler) == {1: 1}
 
 
 def test_a_request_cancelled_in_flight_frees_its_blocks_only_after_the_step() -> None:
     scheduler = make()
     one = request(1, 5)
-    scheduler.add(one)
+    scheduler.add(one, 0.0)
     plan = scheduler.schedule(0.0)
     scheduler.cancel(one, FinishReason.CANCELLED)
     assert scheduler.blocks.num_free < 64  # the forward may still write
@@ -155,7 +107,7 @@ def test_a_request_cancelled_in_flight_frees_its_blocks_only_after_the_step() ->
 def test_a_cancelled_waiting_request_leaves_the_queue() -> None:
     scheduler = make()
     one = request(1, 5)
-    scheduler.add(one)
+    scheduler.add(one, 0.0)
     scheduler.cancel(one, FinishReason.CANCELLED)
     scheduler.cancel(one, FinishReason.CANCELLED)  # twice is once
     assert not scheduler.has_work
@@ -165,7 +117,7 @@ def test_a_cancelled_waiting_request_leaves_the_queue() -> None:
 def test_a_result_of_another_step_is_counted_and_dropped() -> None:
     scheduler = make()
     one = request(1, 5)
-    scheduler.add(one)
+    scheduler.add(one, 0.0)
     plan = scheduler.schedule(0.0)
     assert scheduler.update(plan, ModelRunnerOutput(plan.step + 1, {1: 7})) == []
     assert scheduler.stale_results == 1
@@ -176,7 +128,7 @@ def test_a_request_that_holds_blocks_keeps_them_until_released() -> None:
     scheduler = make(allocate_whole_prompt=True)
     one = request(1, 5, max_tokens=1)
     one.holds_blocks = True
-    scheduler.add(one)
+    scheduler.add(one, 0.0)
     step(scheduler)
     assert one.status is RequestStatus.FINISHED
     assert scheduler.blocks.num_free == 62
@@ -186,7 +138,7 @@ def test_a_request_that_holds_blocks_keeps_them_until_released() -> None:
 
 def test_the_whole_prompt_is_allocated_at_admission_where_configured() -> None:
     scheduler = make(allocate_whole_prompt=True, max_num_batched_tokens=4)
-    scheduler.add(request(1, 16))
+    scheduler.add(request(1, 16), 0.0)
     step(scheduler)
     assert len(scheduler.blocks.table(1)) == 4
 
@@ -194,7 +146,7 @@ def test_the_whole_prompt_is_allocated_at_admission_where_configured() -> None:
 def test_the_models_last_position_ends_a_request() -> None:
     scheduler = make(max_model_len=8)
     one = request(1, 6, max_tokens=50)
-    scheduler.add(one)
+    scheduler.add(one, 0.0)
     drain(scheduler)
     assert one.num_tokens == 8
     assert one.finish_reason is FinishReason.LENGTH

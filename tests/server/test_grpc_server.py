@@ -28,11 +28,15 @@ def describe() -> common_pb2.GetServerInfoResponse:
     return common_pb2.GetServerInfoResponse(version="9.9", config={"port": "0"})
 
 
+async def reset() -> int:
+    return 12
+
+
 @asynccontextmanager
 async def serving(
     servicer: worker_pb2_grpc.WorkerServicer | None = None,
 ) -> AsyncIterator[tuple[GrpcServer, grpc.aio.Channel]]:
-    server = GrpcServer([WORKER], describe)
+    server = GrpcServer([WORKER], describe, reset)
     if servicer is not None:
         worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server.server)
     address = server.bind("127.0.0.1", 0)
@@ -51,6 +55,13 @@ async def test_it_says_what_it_is() -> None:
         reply = await stub.GetServerInfo(common_pb2.GetServerInfoRequest(), timeout=5)
         assert (reply.version, dict(reply.config)) == ("9.9", {"port": "0"})
         assert server.address == f"127.0.0.1:{server.port}"
+
+
+async def test_it_resets_its_prefix_cache() -> None:
+    async with serving() as (_, channel):
+        stub = common_pb2_grpc.ServerStub(channel)
+        reply = await stub.ResetPrefixCache(common_pb2.ResetPrefixCacheRequest(), timeout=5)
+        assert reply.blocks == 12
 
 
 async def test_health_switches_for_all_services_at_once_and_watchers_hear_it() -> None:
@@ -84,7 +95,7 @@ async def test_a_port_in_use_is_named() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        server = GrpcServer([WORKER], describe)
+        server = GrpcServer([WORKER], describe, reset)
         with pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1 is in use"):
             server.bind("127.0.0.1", port)
         await server.stop()
@@ -92,7 +103,7 @@ async def test_a_port_in_use_is_named() -> None:
 
 async def test_two_servers_cannot_share_a_port() -> None:
     async with serving() as (first, _):
-        second = GrpcServer([WORKER], describe)
+        second = GrpcServer([WORKER], describe, reset)
         with pytest.raises(ConfigError, match="in use"):
             second.bind("127.0.0.1", first.port)
         await second.stop()
@@ -100,7 +111,7 @@ async def test_two_servers_cannot_share_a_port() -> None:
 
 @pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 70000), ("no.such.host.invalid", 0)])
 async def test_an_impossible_address_is_refused(host: str, port: int) -> None:
-    server = GrpcServer([WORKER], describe)
+    server = GrpcServer([WORKER], describe, reset)
     with pytest.raises(ConfigError):
         server.bind(host, port)
     await server.stop()
@@ -115,7 +126,7 @@ async def drained(call: Any) -> None:
 class Failing(worker_pb2_grpc.WorkerServicer):
     """Raises in both forms of a handler."""
 
-    Link = Prefill = Watch = None  # type: ignore[assignment]  # not called
+    Link = Prefill = Watch = CaptureProfile = None  # type: ignore[assignment]  # not called
 
     async def Drain(self, request: Any, context: Any) -> Any:
         raise NoKVError("no blocks came free")

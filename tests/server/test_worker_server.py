@@ -15,18 +15,24 @@ from tasuki.messages import (
     AcceptedEvent,
     BeginDrain,
     CancelStream,
+    CaptureProfile,
     DispatchedEvent,
     ErrorStatus,
     FailedEvent,
     FinishReason,
     FirstTokenEvent,
+    FromEngine,
     MetricSample,
     MetricSamples,
     PrefillDoneEvent,
     PrefillRequest,
+    PrefixCacheReset,
+    ProfileCaptured,
+    ResetPrefixCache,
     Role,
     StartDecode,
     StartPrefill,
+    ToEngine,
 )
 from tasuki.server.status import error_from_rpc
 from tasuki.server.worker_server import WorkerServer
@@ -296,3 +302,53 @@ async def test_a_storm_of_vanishing_clients_leaves_nothing() -> None:
         assert {m.stream_id for m in worker.engine.all(CancelStream)} == {
             m.stream_id for m in worker.engine.all(StartDecode)
         }
+
+
+async def test_a_reset_of_the_prefix_cache_is_the_engines_answer() -> None:
+    async with running(Role.DECODE) as worker:
+
+        def answer(message: ToEngine) -> list[FromEngine]:
+            if isinstance(message, ResetPrefixCache):
+                return [PrefixCacheReset(command_id=message.command_id, blocks=3)]
+            return []
+
+        worker.engine.answer = answer
+        request = common_pb2.ResetPrefixCacheRequest()
+        assert (await worker.describe.ResetPrefixCache(request, timeout=5)).blocks == 3
+
+
+async def test_a_profile_is_the_engines_answer_and_bounded() -> None:
+    async with running(Role.DECODE) as worker:
+
+        def answer(message: ToEngine) -> list[FromEngine]:
+            if isinstance(message, CaptureProfile):
+                number = message.command_id
+                late = ProfileCaptured(command_id=number + 9, steps=0, table="", trace=b"")
+                mine = ProfileCaptured(command_id=number, steps=4, table="mm 90%", trace=b"z")
+                return [late, mine]
+            return []
+
+        worker.engine.answer = answer
+        request = worker_pb2.CaptureProfileRequest(num_steps=4)
+        reply = await worker.stub.CaptureProfile(request, timeout=5)
+        assert (reply.steps, reply.table, reply.trace) == (4, "mm 90%", b"z")
+        for bad in (
+            worker_pb2.CaptureProfileRequest(num_steps=0),
+            worker_pb2.CaptureProfileRequest(num_steps=257),
+            worker_pb2.CaptureProfileRequest(num_steps=1, seconds=float("nan")),
+            worker_pb2.CaptureProfileRequest(num_steps=1, seconds=1e9),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await worker.stub.CaptureProfile(bad, timeout=5)
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_command_ends_with_the_engine() -> None:
+    async with running(Role.DECODE) as worker:
+        request = common_pb2.ResetPrefixCacheRequest()
+        call = worker.describe.ResetPrefixCache(request, timeout=10)
+        await worker.engine.wait_for(ResetPrefixCache)
+        worker.engine.die()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
