@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import msgspec
+
 from prefill.jobs import Job
 from prefill.links import SendingLinks
 from tasuki.config import WorkerConfig
@@ -130,10 +132,9 @@ class PrefillCore:
                 f"{self.config.max_waiting} prompts wait here already; try another worker or later"
             )
         sampling = asked.sampling
-        first_only = type(sampling)(
-            max_tokens=1, temperature=sampling.temperature, seed=sampling.seed,
-            ignore_eos=sampling.ignore_eos,
-        )  # fmt: skip
+        first_only = msgspec.structs.replace(
+            sampling, max_tokens=1, min_tokens=min(sampling.min_tokens, 1)
+        )
         self.engine.validate(asked.prompt_token_ids, first_only)
         blocks = self.engine.cache.layout.blocks_for(len(asked.prompt_token_ids))
         if not 0 <= asked.first_block <= blocks:

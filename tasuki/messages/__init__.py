@@ -13,7 +13,6 @@ from tasuki.messages.base import (
     Message,
     PrefillTarget,
     Role,
-    SamplingParams,
 )
 from tasuki.messages.decode import (
     DecodeEvent,
@@ -73,6 +72,7 @@ from tasuki.messages.prefill import (
     PrefillRequest,
     ProgressEvent,
 )
+from tasuki.messages.sampling import SamplingParams, TokenLogprob
 from tasuki.messages.state import EngineFailed, EngineReady, LinkReport, LoadReport, MetricSample
 
 __all__ = [
@@ -136,5 +136,6 @@ __all__ = [
     "StreamEvent",
     "StreamEvents",
     "ToEngine",
+    "TokenLogprob",
     "TokensEvent",
 ]
