@@ -6,10 +6,11 @@ Knows nothing about blocks, tensors or streams. There are no phases: `num_comput
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from tasuki.messages import FinishReason, SamplingParams
+from tasuki.messages import FinishReason, SamplingParams, TokenLogprob
 
 
 class RequestStatus(StrEnum):
@@ -37,6 +38,13 @@ class Request:
     holds_blocks: bool = False  # its blocks outlive it: a handoff still sends them
     computed_prompt_tokens: int = 0  # prompt positions computed by this engine, recomputes included
     first_scheduled: float | None = None
+    # of prompt tokens from the second on, while they are being computed; None: not wanted, or told
+    prompt_logprobs: list[TokenLogprob] | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        # whoever gave output tokens has told of the prompt before
+        if self.sampling.prompt_logprobs is not None and not self.output_token_ids:
+            self.prompt_logprobs = []
 
     @property
     def prompt_len(self) -> int:
@@ -67,10 +75,47 @@ class Request:
         self.finish_reason = self.reason_to_stop(max_model_len)
 
     def reason_to_stop(self, max_model_len: int) -> FinishReason | None:
-        """Why the last output token ends the request, if it does. EOS goes before length."""
-        last = self.output_token_ids[-1] if self.output_token_ids else None
-        if last is not None and not self.sampling.ignore_eos and last in self.eos_token_ids:
+        """Why the last output token ends the request, if it does. A stop goes before length."""
+        if self.output_token_ids and self.is_stop(self.output_token_ids[-1]):
             return FinishReason.STOP
         if len(self.output_token_ids) >= self.sampling.max_tokens:
             return FinishReason.LENGTH
         return FinishReason.LENGTH if self.num_tokens >= max_model_len else None
+
+    def is_stop(self, token_id: int) -> bool:
+        """Whether the last output token, this one, is an EOS or a stop token that counts."""
+        if len(self.output_token_ids) <= self.sampling.min_tokens:
+            return False
+        eos = token_id in self.eos_token_ids and not self.sampling.ignore_eos
+        return eos or token_id in self.sampling.stop_token_ids
+
+    @property
+    def stop_token_id(self) -> int | None:
+        """The stop token that ended the request; an EOS of the model is none of its own."""
+        if self.finish_reason is not FinishReason.STOP:
+            return None
+        last = self.output_token_ids[-1]
+        if last in self.eos_token_ids and not self.sampling.ignore_eos:
+            return None
+        return last
+
+    # --- logprobs of the prompt -------------------------------------------------------------
+
+    def logits_wanted(self, start: int, count: int) -> int:
+        """How many of the last of `count` positions from `start` on need their logits.
+
+        What was told of the prompt before a preemption is not computed again.
+        """
+        end = start + count
+        if self.prompt_logprobs is None:
+            return int(end == self.num_tokens)
+        return max(0, end - max(start, len(self.prompt_logprobs)))
+
+    def add_prompt_logprobs(self, logprobs: Iterable[TokenLogprob]) -> None:
+        if self.prompt_logprobs is not None:
+            self.prompt_logprobs += logprobs
+
+    def take_prompt_logprobs(self) -> list[TokenLogprob]:
+        """All of them, once; they are not wanted any more."""
+        taken, self.prompt_logprobs = self.prompt_logprobs or [], None
+        return taken

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tasuki.messages import SamplingParams
+from tasuki.messages import SamplingParams, TokenLogprob
 from tasuki.request import Request
 
 
@@ -17,7 +18,12 @@ class ScheduledRequest:
     token_ids: list[int]
     block_ids: tuple[int, ...]  # the whole table, covering every position touched
     samples: bool  # whether the last position's logits choose a token
+    num_logits: int  # last positions whose logits are wanted; the others tell of the prompt
     sampling: SamplingParams
+    # the request's own lists, not copies: nobody adds to them while its step is computed
+    prompt_token_ids: Sequence[int]
+    output_token_ids: Sequence[int]
+    eos_token_ids: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,9 @@ class ModelRunnerOutput:
 
     step: int
     token_ids: dict[int, int] = field(default_factory=dict)
+    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # of those tokens, if wanted
+    # of the prompt tokens after those whose logits were wanted
+    prompt_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -44,3 +53,6 @@ class RequestUpdate:
 
     request: Request
     token_ids: list[int]  # new output tokens: none while the prompt is being computed
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # one each, if wanted
+    # of the whole prompt but its first token: with the first output token, if wanted
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)

@@ -174,7 +174,11 @@ class Scheduler:
             token_ids=request.tokens(start, count),
             block_ids=tuple(self.blocks.table(request.key)),
             samples=start + count == request.num_tokens,
+            num_logits=request.logits_wanted(start, count),
             sampling=request.sampling,
+            prompt_token_ids=request.prompt_token_ids,
+            output_token_ids=request.output_token_ids,
+            eos_token_ids=request.eos_token_ids,
         )
 
     def _advance(
@@ -184,13 +188,20 @@ class Scheduler:
         prompt_left = max(0, request.prompt_len - request.num_computed_tokens)
         request.computed_prompt_tokens += min(done, prompt_left)
         request.num_computed_tokens += done
+        request.add_prompt_logprobs(result.prompt_logprobs.get(entry.key, ()))
         if not entry.samples:
             return RequestUpdate(request, [])
         token_id = result.token_ids[entry.key]
         request.append(token_id, self.config.max_model_len)
         if request.finish_reason is not None:
             self._end(request, request.finish_reason)
-        return RequestUpdate(request, [token_id])
+        logprob = result.logprobs.get(entry.key)
+        return RequestUpdate(
+            request,
+            [token_id],
+            [] if logprob is None else [logprob],
+            request.take_prompt_logprobs(),
+        )
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         request.status = RequestStatus.FINISHED
