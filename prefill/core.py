@@ -175,7 +175,7 @@ class PrefillCore:
                 )
                 self._offer(job, job.request.num_computed_tokens // self._block_size)
                 continue
-            self._first_token(job, update.token_ids[0], now)
+            self._first_token(job, update, now)
 
     @property
     def _block_size(self) -> int:
@@ -189,8 +189,8 @@ class PrefillCore:
         job.link.offer(job.asked.handoff_id, job.next_block, table[job.next_block : complete])
         job.next_block = complete
 
-    def _first_token(self, job: Job, token_id: int, now: float) -> None:
-        request = job.request
+    def _first_token(self, job: Job, update: RequestUpdate, now: float) -> None:
+        request, token_id = job.request, update.token_ids[0]
         scheduled = request.first_scheduled if request.first_scheduled is not None else now
         finish = job.finish_reason(token_id, self.engine.max_model_len)
         self.host.emit(
@@ -201,6 +201,8 @@ class PrefillCore:
                 cached_tokens=0,
                 queue_seconds=scheduled - job.accepted_at,
                 compute_seconds=now - scheduled,
+                logprob=update.logprobs[0] if update.logprobs else None,
+                prompt_logprobs=update.prompt_logprobs,
             ),
         )
         self.host.flush_events()  # before the KV: the client's first token waits for nothing

@@ -14,6 +14,7 @@ from tasuki.model.tokenizer import Tokenizer
 from tasuki.slo import SloResult
 from tasuki.timeline import Timeline
 from tasuki.v1 import common_pb2, inference_pb2
+from tasuki.wire.sampling import logprobs_to_proto
 from tasuki.wire.values import finish_reason_to_proto
 
 
@@ -71,13 +72,15 @@ class Answer:
             token_ids=event.token_ids,
             text=self._detokenizer.push(event.token_ids),
             token_offsets=event.offsets,
+            logprobs=logprobs_to_proto(event.logprobs),
+            prompt_logprobs=logprobs_to_proto(event.prompt_logprobs),
         )
 
     def last(
         self, event: FinishedEvent, place: PromptPlace, timeline: Timeline, slo_result: SloResult
     ) -> inference_pb2.GenerateResponse:
         """The end: no tokens, what text was still uncertain, and every fact."""
-        return inference_pb2.GenerateResponse(
+        response = inference_pb2.GenerateResponse(
             request_id=self.request_id,
             index=event.output_tokens,
             text=self._detokenizer.finish(),
@@ -90,6 +93,9 @@ class Answer:
             timings=timings_to_proto(timeline, event, slo_result),
             placement=place.to_proto(event.computed_prompt_tokens),
         )
+        if event.stop_token_id is not None:
+            response.stop_token_id = event.stop_token_id
+        return response
 
 
 def timings_to_proto(
