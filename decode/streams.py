@@ -108,6 +108,8 @@ class Streams:
         )
         stream.told += len(token_ids)
         self._host.emit(stream.stream_id, event)
+        if prompt_logprobs:
+            self._host.flush_events()  # those of one prompt may fill a quarter of a frame
 
     def _first_parts(self, stream: DecodeStream, now: float) -> FirstTokenParts:
         stream.first_token_at = now
