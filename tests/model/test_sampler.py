@@ -87,6 +87,7 @@ def test_noise_of_a_token_does_not_depend_on_the_vocabulary() -> None:
         assert torch.equal(gumbel(7, 3, size), long[:size])
 
 
+@settings(deadline=None)
 @given(st.sets(st.integers(0, 4999), min_size=1, max_size=1500))
 def test_noise_of_some_tokens_is_that_of_all(token_ids: set[int]) -> None:
     ids = torch.tensor(sorted(token_ids))
@@ -162,7 +163,7 @@ def test_logits_that_are_not_finite_are_an_error_that_names_the_row(
     assert caught.value.reason == "logits"
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 9), max_size=30), st.lists(st.integers(0, 9), max_size=30))
 def test_counts_that_were_kept_are_those_counted_anew(prompt: list[int], output: list[int]) -> None:
     """A penalty that differs by one count would choose another token somewhere here."""

@@ -23,7 +23,7 @@ def naive(text: str, strings: list[str], unarmed: int, include: bool) -> tuple[s
     return text, None
 
 
-@settings(max_examples=500)
+@settings(max_examples=500, deadline=None)
 @given(pieces, stops, st.integers(0, 12), st.booleans())
 def test_as_read_at_once(parts: list[str], strings: list[str], unarmed: int, include: bool) -> None:
     reader = StopStrings(strings, include=include)
@@ -34,7 +34,7 @@ def test_as_read_at_once(parts: list[str], strings: list[str], unarmed: int, inc
     assert (out, reader.matched) == wanted
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(pieces, stops)
 def test_exactly_what_may_begin_a_stop_is_held_back(parts: list[str], strings: list[str]) -> None:
     reader, text, out = StopStrings(strings), "", ""
