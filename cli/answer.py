@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tasuki.client import Client, GenerateOutput
+from tasuki.client import Client, GenerateOutput, SamplingOptions, TokenLogprob
 from tasuki.errors import UnavailableError
 
 
@@ -18,10 +18,7 @@ class Question:
     prompt: str = ""
     token_ids: tuple[int, ...] = ()  # used instead of the prompt when there are any
     raw: bool = False
-    max_tokens: int | None = None
-    temperature: float = 0.0
-    seed: int | None = None
-    ignore_eos: bool = False
+    sampling: SamplingOptions = field(default_factory=SamplingOptions)
     timeout: float = 600.0  # seconds
 
 
@@ -32,6 +29,8 @@ class Answer:
     last: GenerateOutput
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # if asked for, like the next
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
 async def stream_answer(
@@ -39,28 +38,23 @@ async def stream_answer(
 ) -> Answer:
     """Ask; call `show` with each piece of text as it comes. Raises the cluster's typed errors."""
     prompt = await _prompt(client, question)
-    pieces: list[str] = []
-    token_ids: list[int] = []
-    last: GenerateOutput | None = None
-    stream = client.generate(
-        **prompt,
-        max_tokens=question.max_tokens,
-        temperature=question.temperature,
-        seed=question.seed,
-        ignore_eos=question.ignore_eos,
-        timeout=question.timeout,
-    )
+    outputs: list[GenerateOutput] = []
+    stream = client.generate(**prompt, timeout=question.timeout, **question.sampling)
     # Closed at once when `show` fails or we are cancelled, so that the workers stop as well.
     async with contextlib.aclosing(stream):
         async for output in stream:
-            pieces.append(output.text)
-            token_ids += output.token_ids
-            last = output
+            outputs.append(output)
             if output.text:
                 show(output.text)
-    if last is None:
+    if not outputs:
         raise UnavailableError("the stream ended before any token and without an error; try again")
-    return Answer(last=last, text="".join(pieces), token_ids=token_ids)
+    return Answer(
+        last=outputs[-1],
+        text="".join(output.text for output in outputs),
+        token_ids=[token_id for output in outputs for token_id in output.token_ids],
+        logprobs=[one for output in outputs for one in output.logprobs],
+        prompt_logprobs=[one for output in outputs for one in output.prompt_logprobs],
+    )
 
 
 async def _prompt(client: Client, question: Question) -> dict[str, Any]:

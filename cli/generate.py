@@ -12,9 +12,11 @@ import msgspec
 
 from cli.answer import Answer, Question, stream_answer
 from cli.command import Command
+from cli.logprob_table import render_logprobs
+from cli.sampling_flags import parse_logit_bias, parse_stop, parse_token_ids
 from cli.say import show
 from cli.timeline_table import render
-from tasuki.client import Client
+from tasuki.client import Client, SamplingOptions
 from tasuki.config import setting
 from tasuki.errors import ConfigError, UnavailableError
 
@@ -24,6 +26,7 @@ table of where the time went: its parts add up to the time to the first token.
 
   tasuki generate "Why is the sky blue?"
   tasuki generate --raw "Once upon a time" --max-tokens 64 --temperature 0.8 --seed 1
+  tasuki generate "Name three colours." --temperature 0.8 --top-p 0.9 --stop "3." --logprobs 2
   tasuki generate --token-ids 1,2,3 --ignore-eos --json
   TASUKI_TARGET=127.0.0.1:4000 tasuki generate "Hello"
 """
@@ -38,9 +41,38 @@ class GenerateConfig:
     raw: bool = setting(False, "Send the prompt as plain text, not as a chat message.")
     token_ids: str = setting("", "Send these token ids instead of text.", metavar="1,2,3")
     max_tokens: int | None = setting(None, "Most output tokens; the cluster's default if unset.")
-    temperature: float = setting(0.0, "0 always takes the likeliest token; higher varies more.")
+    min_tokens: int | None = setting(None, "Let nothing end the answer before so many tokens.")
+    temperature: float | None = setting(
+        None, "0 always takes the likeliest token; higher varies more."
+    )
+    top_k: int | None = setting(None, "Choose among so many of the likeliest tokens; 0: all.")
+    top_p: float | None = setting(
+        None, "Choose among the likeliest tokens that together have this probability."
+    )
+    min_p: float | None = setting(
+        None, "Choose among tokens at least this many times as likely as the likeliest."
+    )
+    repetition_penalty: float | None = setting(
+        None, "Above 1 makes tokens of prompt and answer less likely."
+    )
+    presence_penalty: float | None = setting(
+        None, "Above 0 makes tokens of the answer less likely, once each."
+    )
+    frequency_penalty: float | None = setting(
+        None, "Above 0 makes tokens of the answer less likely, each time they come."
+    )
+    logit_bias: str = setting("", "Add to the logits of tokens.", metavar="ID:BIAS,...")
     seed: int | None = setting(None, "Same seed, same answer. Unset: one of the request's own.")
     ignore_eos: bool = setting(False, "Go on after an end-of-sequence token.")
+    stop: str = setting(
+        "", 'A text that ends the answer; several as a JSON list: ["a", "b"].', metavar="TEXT"
+    )
+    stop_token_ids: str = setting("", "Tokens that end the answer.", metavar="1,2,3")
+    include_stop_str_in_output: bool = setting(False, "Show the stop that ended the answer.")
+    logprobs: int | None = setting(
+        None, "Show each token's log probability and so many alternatives."
+    )
+    prompt_logprobs: int | None = setting(None, "Likewise for each token of the prompt.")
     timeout: float = setting(600.0, "Seconds the whole answer may take.", metavar="SECONDS")
     json: bool = setting(False, "Print one JSON object at the end instead of text and table.")
 
@@ -59,28 +91,38 @@ class GenerateConfig:
         host, _, port = self.target.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
             raise ConfigError(f"--target is {self.target!r}; expected HOST:PORT")
-        parse_token_ids(self.token_ids)
+        self.question()
 
     def question(self) -> Question:
         return Question(
             prompt=self.prompt,
-            token_ids=parse_token_ids(self.token_ids),
+            token_ids=parse_token_ids("--token-ids", self.token_ids),
             raw=self.raw,
-            max_tokens=self.max_tokens,
-            temperature=self.temperature,
-            seed=self.seed,
-            ignore_eos=self.ignore_eos,
+            sampling=self.sampling(),
             timeout=self.timeout,
         )
 
-
-def parse_token_ids(text: str) -> tuple[int, ...]:
-    """Turn `1,2,3` into (1, 2, 3). Raises ConfigError naming what is no token id."""
-    parts = [part.strip() for part in text.split(",")] if text.strip() else []
-    for part in parts:
-        if not part.isdecimal() or int(part) >= 1 << 32:
-            raise ConfigError(f"--token-ids holds {part!r}; expected whole numbers such as 1,2,3")
-    return tuple(int(part) for part in parts)
+    def sampling(self) -> SamplingOptions:
+        """What was given; the cluster knows which values make sense."""
+        return SamplingOptions(
+            max_tokens=self.max_tokens,
+            min_tokens=self.min_tokens,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=parse_logit_bias(self.logit_bias),
+            seed=self.seed,
+            ignore_eos=self.ignore_eos,
+            stop=parse_stop(self.stop),
+            stop_token_ids=parse_token_ids("--stop-token-ids", self.stop_token_ids),
+            include_stop_str_in_output=self.include_stop_str_in_output,
+            logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+        )
 
 
 def run_generate(config: GenerateConfig) -> int:
@@ -102,8 +144,18 @@ async def _generate(config: GenerateConfig) -> int:
     if config.json:
         print(json.dumps(answer_json(answer)), flush=True)
     else:
-        print(f"\n\n{render(answer.last)}", flush=True)
+        print(f"\n\n{_tables(answer)}", flush=True)
     return 0
+
+
+def _tables(answer: Answer) -> str:
+    """What was asked for beside the text, and where the time went."""
+    tables = []
+    if answer.prompt_logprobs:
+        tables.append(render_logprobs("prompt", answer.prompt_logprobs))
+    if answer.logprobs:
+        tables.append(render_logprobs("answer", answer.logprobs))
+    return "\n\n".join([*tables, render(answer.last)])
 
 
 def _show(text: str) -> None:
@@ -117,13 +169,16 @@ def _show_nothing(_: str) -> None:
 def answer_json(answer: Answer) -> dict[str, Any]:
     """The answer as one object; times in seconds."""
     last = answer.last
+    asked = {"logprobs": answer.logprobs, "prompt_logprobs": answer.prompt_logprobs}
     return {
         "text": answer.text,
         "token_ids": answer.token_ids,
         "finish_reason": None if last.finish_reason is None else str(last.finish_reason),
+        "stop_reason": last.stop_reason,
         "usage": msgspec.to_builtins(last.usage),
         "placement": msgspec.to_builtins(last.placement),
         "timeline": msgspec.to_builtins(last.timings),
+        **{name: msgspec.to_builtins(told) for name, told in asked.items() if told},
     }
 
 

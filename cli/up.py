@@ -143,7 +143,7 @@ def command_name() -> str:
 async def demonstrate(router_address: str, out: TextIO) -> None:
     """Ask one question and show the answer as it comes, then where the time went."""
     show(f"\nA demonstration.\n> {DEMONSTRATION}\n\n", out)
-    question = Question(prompt=DEMONSTRATION, max_tokens=DEMONSTRATION_TOKENS)
+    question = Question(prompt=DEMONSTRATION, sampling={"max_tokens": DEMONSTRATION_TOKENS})
     async with Client(router_address) as client:
         answer = await stream_answer(client, question, lambda text: show(text, out))
     show(f"\n\n{render(answer.last)}\n\n", out)

@@ -172,7 +172,9 @@ class DecodeCore:
             stream = self.streams.get(update.request.key)
             if stream is None or not update.token_ids:
                 continue
-            self.streams.tell_tokens(stream, update.token_ids, now)
+            self.streams.tell_tokens(
+                stream, update.token_ids, now, update.logprobs, update.prompt_logprobs
+            )
             if update.request.finish_reason is not None:
                 self._finish(stream, now)
         self.handoffs.grant(now)

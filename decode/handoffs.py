@@ -192,7 +192,9 @@ class Handoffs:
         stream.cached_tokens = event.cached_tokens
         stream.prefill_queue, stream.prefill_compute = event.queue_seconds, event.compute_seconds
         stream.request.append(event.token_id, self._engine.max_model_len)
-        self._streams.tell_tokens(stream, [event.token_id], now)
+        stream.request.take_prompt_logprobs()  # they are told now, and not computed here
+        logprobs = [] if event.logprob is None else [event.logprob]
+        self._streams.tell_tokens(stream, [event.token_id], now, logprobs, event.prompt_logprobs)
         if stream.request.finish_reason is not None:
             self.drop(stream, AbandonReason.FINISHED, now)
             stream.request.status = RequestStatus.FINISHED
@@ -284,7 +286,9 @@ class Handoffs:
         assert dispatch is not None
         handoff, request = dispatch.handoff, stream.request
         layout = self._engine.cache.layout
-        run = handoff.first_block + handoff.received_run
+        # logprobs of the prompt that have not come need all of it computed
+        kept = request.prompt_logprobs is None
+        run = handoff.first_block + handoff.received_run if kept else 0
         handoff.abandon(reason, now)
         in_flight = dispatch.link.abandon(handoff.handoff_id, reason)
         self._forget(stream, dispatch)

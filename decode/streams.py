@@ -6,7 +6,7 @@ end.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tasuki.engine.core import Host
@@ -19,6 +19,7 @@ from tasuki.messages import (
     FirstTokenParts,
     HandoffTimings,
     PrefillTarget,
+    TokenLogprob,
     TokensEvent,
 )
 from tasuki.request import Request
@@ -57,6 +58,12 @@ class DecodeStream:
     transfer: HandoffTimings = field(default_factory=HandoffTimings)
     told: int = 0  # output tokens that left
 
+    @property
+    def prompt_tokens_cached(self) -> int:
+        """Prompt tokens that nobody had to compute."""
+        own = self.request.cached_tokens
+        return own if self.cached_tokens is None else self.cached_tokens
+
 
 class Streams:
     def __init__(self, host: Host) -> None:
@@ -79,21 +86,36 @@ class Streams:
         """Nobody listens any more."""
         self._streams.pop(stream.stream_id, None)
 
-    def tell_tokens(self, stream: DecodeStream, token_ids: list[int], now: float) -> None:
-        """Tokens that became ready together."""
-        parts = None
+    def tell_tokens(
+        self,
+        stream: DecodeStream,
+        token_ids: list[int],
+        now: float,
+        logprobs: Sequence[TokenLogprob] = (),
+        prompt_logprobs: Sequence[TokenLogprob] = (),
+    ) -> None:
+        """Tokens that became ready together, with what was asked for beside them."""
+        parts, cached, computed = None, 0, 0
         if stream.told == 0:
             parts = self._first_parts(stream, now)
+            cached = stream.prompt_tokens_cached
+            computed = stream.request.computed_prompt_tokens
         elif stream.decode_from is not None and not stream.first_decode:
             stream.first_decode = now - stream.decode_from
         event = TokensEvent(
             index=stream.told,
             token_ids=token_ids,
             offsets=[now - stream.seen] * len(token_ids),
+            logprobs=list(logprobs),
             parts=parts,
+            cached_tokens=cached,
+            computed_prompt_tokens=computed,
+            prompt_logprobs=list(prompt_logprobs),
         )
         stream.told += len(token_ids)
         self._host.emit(stream.stream_id, event)
+        if prompt_logprobs:
+            self._host.flush_events()  # those of one prompt may fill a quarter of a frame
 
     def _first_parts(self, stream: DecodeStream, now: float) -> FirstTokenParts:
         stream.first_token_at = now
@@ -116,9 +138,7 @@ class Streams:
             finish_reason=reason,
             prompt_tokens=request.prompt_len,
             output_tokens=len(request.output_token_ids),
-            cached_tokens=(
-                request.cached_tokens if stream.cached_tokens is None else stream.cached_tokens
-            ),
+            cached_tokens=stream.prompt_tokens_cached,
             computed_prompt_tokens=request.computed_prompt_tokens,
             handoff=HandoffTimings(
                 transfer=transfer.transfer,
@@ -129,6 +149,7 @@ class Streams:
                 blocks=transfer.blocks,
             ),
             preemptions=request.preemptions,
+            stop_token_id=request.stop_token_id,
         )
         self._host.emit(stream.stream_id, event)
         self.drop(stream)

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import msgspec
+
 from prefill.jobs import Job
 from prefill.links import SendingLinks
 from tasuki.config import WorkerConfig
@@ -130,10 +132,9 @@ class PrefillCore:
                 f"{self.config.max_waiting} prompts wait here already; try another worker or later"
             )
         sampling = asked.sampling
-        first_only = type(sampling)(
-            max_tokens=1, temperature=sampling.temperature, seed=sampling.seed,
-            ignore_eos=sampling.ignore_eos,
-        )  # fmt: skip
+        first_only = msgspec.structs.replace(
+            sampling, max_tokens=1, min_tokens=min(sampling.min_tokens, 1)
+        )
         self.engine.validate(asked.prompt_token_ids, first_only)
         blocks = self.engine.cache.layout.blocks_for(len(asked.prompt_token_ids))
         if not 0 <= asked.first_block <= blocks:
@@ -176,7 +177,7 @@ class PrefillCore:
                 )
                 self._offer(job, job.request.num_computed_tokens // self._block_size)
                 continue
-            self._first_token(job, update.token_ids[0], now)
+            self._first_token(job, update, now)
 
     @property
     def _block_size(self) -> int:
@@ -190,8 +191,8 @@ class PrefillCore:
         job.link.offer(job.asked.handoff_id, job.next_block, table[job.next_block : complete])
         job.next_block = complete
 
-    def _first_token(self, job: Job, token_id: int, now: float) -> None:
-        request = job.request
+    def _first_token(self, job: Job, update: RequestUpdate, now: float) -> None:
+        request, token_id = job.request, update.token_ids[0]
         scheduled = request.first_scheduled if request.first_scheduled is not None else now
         finish = job.finish_reason(token_id, self.engine.max_model_len)
         self.host.emit(
@@ -202,6 +203,8 @@ class PrefillCore:
                 cached_tokens=request.cached_tokens,
                 queue_seconds=scheduled - job.accepted_at,
                 compute_seconds=now - scheduled,
+                logprob=update.logprobs[0] if update.logprobs else None,
+                prompt_logprobs=update.prompt_logprobs,
             ),
         )
         self.host.flush_events()  # before the KV: the client's first token waits for nothing

@@ -23,7 +23,7 @@ class Job:
 
     def finish_reason(self, token_id: int, max_model_len: int) -> FinishReason | None:
         """Why the first token is also the last one, if it is, by the caller's limits."""
-        if not self.asked.sampling.ignore_eos and token_id in self.request.eos_token_ids:
+        if self.request.is_stop(token_id):
             return FinishReason.STOP
         at_end = self.request.prompt_len + 1 >= max_model_len
         return FinishReason.LENGTH if at_end or self.asked.sampling.max_tokens == 1 else None

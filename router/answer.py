@@ -5,15 +5,23 @@ Keeps the facts that the last message reports. Knows nothing about workers' stre
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from router.answer_text import AnswerText
+from router.generation import Generation
 from router.placement import Placement
-from tasuki.messages import FallbackEvent, FinishedEvent, TokensEvent
-from tasuki.model.detokenizer import IncrementalDetokenizer
+from tasuki.messages import (
+    FallbackEvent,
+    FinishedEvent,
+    FinishReason,
+    HandoffTimings,
+    TokensEvent,
+)
 from tasuki.model.tokenizer import Tokenizer
 from tasuki.slo import SloResult
 from tasuki.timeline import Timeline
 from tasuki.v1 import common_pb2, inference_pb2
+from tasuki.wire.sampling import logprobs_to_proto
 from tasuki.wire.values import finish_reason_to_proto
 
 
@@ -53,34 +61,57 @@ class PromptPlace:
         )
 
 
-@dataclass(eq=False)
 class Answer:
     """Deltas of one request: each message holds what became known since the one before."""
 
-    request_id: str
-    tokenizer: Tokenizer
-    _detokenizer: IncrementalDetokenizer = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._detokenizer = IncrementalDetokenizer(self.tokenizer)
+    def __init__(self, generation: Generation, tokenizer: Tokenizer) -> None:
+        self._generation = generation
+        self._text = AnswerText(tokenizer, generation)
+        self._cached_tokens = 0
+        self._computed_prompt_tokens = 0
 
     def delta(self, event: TokensEvent) -> inference_pb2.GenerateResponse:
+        """The tokens up to the one that completed a stop string, if one did."""
+        if event.index == 0:
+            self._cached_tokens = event.cached_tokens
+            self._computed_prompt_tokens = event.computed_prompt_tokens
+        text = self._text.push(event.token_ids)
+        count = self._text.num_tokens - event.index
         return inference_pb2.GenerateResponse(
-            request_id=self.request_id,
+            request_id=self._generation.request_id,
             index=event.index,
-            token_ids=event.token_ids,
-            text=self._detokenizer.push(event.token_ids),
-            token_offsets=event.offsets,
+            token_ids=event.token_ids[:count],
+            text=text,
+            token_offsets=event.offsets[:count],
+            logprobs=logprobs_to_proto(event.logprobs[:count]),
+            prompt_logprobs=logprobs_to_proto(event.prompt_logprobs),
+        )
+
+    def stopped(self) -> FinishedEvent | None:
+        """The end that a stop string makes, before the worker knows of it.
+
+        What a worker tells only with its own end is left at zero: the pieces of the transfer.
+        """
+        if self._text.stop is None:
+            return None
+        return FinishedEvent(
+            finish_reason=FinishReason.STOP,
+            prompt_tokens=self._generation.prompt_len,
+            output_tokens=self._text.num_tokens,
+            cached_tokens=self._cached_tokens,
+            computed_prompt_tokens=self._computed_prompt_tokens,
+            handoff=HandoffTimings(),
         )
 
     def last(
         self, event: FinishedEvent, place: PromptPlace, timeline: Timeline, slo_result: SloResult
     ) -> inference_pb2.GenerateResponse:
         """The end: no tokens, what text was still uncertain, and every fact."""
-        return inference_pb2.GenerateResponse(
-            request_id=self.request_id,
+        text = self._text.finish()
+        response = inference_pb2.GenerateResponse(
+            request_id=self._generation.request_id,
             index=event.output_tokens,
-            text=self._detokenizer.finish(),
+            text=text,
             finish_reason=finish_reason_to_proto(event.finish_reason),
             usage=common_pb2.Usage(
                 prompt_tokens=event.prompt_tokens,
@@ -90,6 +121,12 @@ class Answer:
             timings=timings_to_proto(timeline, event, slo_result),
             placement=place.to_proto(event.computed_prompt_tokens),
         )
+        if self._text.stop is not None:  # perhaps only now, with the last of the text
+            response.finish_reason = common_pb2.FINISH_REASON_STOP
+            response.stop_string = self._text.stop
+        elif event.stop_token_id is not None:
+            response.stop_token_id = event.stop_token_id
+        return response
 
 
 def timings_to_proto(

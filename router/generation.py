@@ -7,20 +7,27 @@ from __future__ import annotations
 
 import math
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import xxhash
 
 from router.prompt import prompt_token_ids
 from router.served_model import ServedModel
 from tasuki.errors import InvalidRequestError, UnknownModelError
 from tasuki.messages import SamplingParams
+from tasuki.messages.sampling import require_answerable, require_valid, require_vocabulary
 from tasuki.slo import Slo
 from tasuki.v1 import common_pb2, inference_pb2
+from tasuki.wire.sampling import sampling_from_client
 
 MAX_TOKENS = 1 << 20
 MAX_ID_LENGTH = 256
-TEMPERATURES = (1e-5, 1e5)  # beyond these, logits / temperature leaves what float32 can tell apart
+MAX_PRIORITY = 100
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 256
+PLAIN = SamplingParams()  # greedy, without limits or penalties
 
 
 @dataclass(frozen=True)
@@ -31,6 +38,10 @@ class Generation:
     prompt_token_ids: list[int]
     sampling: SamplingParams
     slo: Slo
+    stop: tuple[str, ...] = ()  # texts that end the output
+    include_stop: bool = False  # the text goes up to the end of the stop that ended it
+    priority: int = 0  # lower is more important, where workers order by it
+    cache_salt: str = ""  # requests with different ones share no cached prefix
 
     @property
     def prompt_len(self) -> int:
@@ -44,8 +55,12 @@ async def read_generation(
     capacity: int,
     default_max_tokens: int,
     default_slo: Slo,
+    default_sampling: SamplingParams = PLAIN,
 ) -> Generation:
     """Check everything and tokenize. `capacity`: most tokens of prompt and output per request.
+
+    `default_sampling` holds temperature, top_k, top_p, min_p and repetition_penalty of a request
+    that leaves them unset.
 
     Raises InvalidRequestError, RequestTooLongError or UnknownModelError.
     """
@@ -59,19 +74,32 @@ async def read_generation(
             f"model {request.model[:MAX_ID_LENGTH]!r} is not served here; this cluster serves "
             f"{model.model_id!r}; leave model unset to use it"
         )
-    _check_sampling(request.sampling)
+    given = request.sampling
+    _check_max_tokens(given)
+    sampling = sampling_from_client(
+        given,
+        default_sampling,
+        max_tokens=given.max_tokens if given.HasField("max_tokens") else MAX_TOKENS,
+        seed=_seed(given, request_id),
+    )
+    require_vocabulary(sampling, model.vocab_size)
+    _check_stops(given.stop)
+    _check_scheduling(request)
     slo = read_slo(request.slo, default_slo)
     ids = await prompt_token_ids(request, model, capacity)
+    require_answerable(sampling, len(ids))
+    most = _max_tokens(given, len(ids), capacity, max(default_max_tokens, sampling.min_tokens))
+    sampling = msgspec.structs.replace(sampling, max_tokens=most)
+    require_valid(sampling)  # min_tokens may be more than what fits
     return Generation(
         request_id=request_id,
         prompt_token_ids=ids,
-        sampling=SamplingParams(
-            max_tokens=_max_tokens(request.sampling, len(ids), capacity, default_max_tokens),
-            temperature=request.sampling.temperature,
-            seed=_seed(request.sampling, request_id),
-            ignore_eos=request.sampling.ignore_eos,
-        ),
+        sampling=sampling,
         slo=slo,
+        stop=tuple(given.stop),
+        include_stop=given.include_stop_str_in_output,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
     )
 
 
@@ -92,18 +120,35 @@ def _limit(field: str, milliseconds: float) -> float:
     return milliseconds / 1000
 
 
-def _check_sampling(sampling: common_pb2.SamplingParams) -> None:
+def _check_max_tokens(sampling: common_pb2.SamplingParams) -> None:
     """What can be refused before the prompt is looked at."""
     if sampling.HasField("max_tokens") and not 1 <= sampling.max_tokens <= MAX_TOKENS:
         raise InvalidRequestError(
             f"max_tokens is {sampling.max_tokens}; expected 1 to {MAX_TOKENS}, "
             "or unset for what fits"
         )
-    temperature = sampling.temperature
-    low, high = TEMPERATURES
-    if temperature != 0 and not low <= temperature <= high:  # a NaN is in no range
+
+
+def _check_stops(stops: Sequence[str]) -> None:
+    if len(stops) > MAX_STOPS:
+        raise InvalidRequestError(f"stop has {len(stops)} texts; at most {MAX_STOPS} are taken")
+    for stop in stops:
+        if not 1 <= len(stop) <= MAX_STOP_CHARACTERS:
+            raise InvalidRequestError(
+                f"a stop has {len(stop)} characters; expected 1 to {MAX_STOP_CHARACTERS}"
+            )
+
+
+def _check_scheduling(request: inference_pb2.GenerateRequest) -> None:
+    if abs(request.priority) > MAX_PRIORITY:
         raise InvalidRequestError(
-            f"temperature is {temperature}; expected 0 (greedy) or {low} to {high}"
+            f"priority is {request.priority}; expected -{MAX_PRIORITY} to {MAX_PRIORITY}, "
+            "lower being more important"
+        )
+    if len(request.cache_salt) > MAX_ID_LENGTH:
+        raise InvalidRequestError(
+            f"cache_salt has {len(request.cache_salt)} characters; "
+            f"at most {MAX_ID_LENGTH} are taken"
         )
 
 

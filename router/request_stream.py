@@ -5,6 +5,7 @@
 3. Placed: a Decode stream to the chosen worker; a worker that refuses before any token (no_kv,
    queue_full, draining) sends the request back to the head of the queue.
 4. Tokens: what comes together leaves together, at once.
+   A stop string in their text ends the request here, and the Decode stream is cancelled.
 5. The last message: finish reason, usage, timings, placement; judged against its SLO, and counted.
 A caller that goes away cancels the task of this call, and with it, at any point, the Decode stream.
 """
@@ -90,7 +91,7 @@ class RequestStream:
                 self._recorder.queued(self._timeline.queue)
 
     async def _serve(self, generation: Generation) -> None:
-        answer = Answer(generation.request_id, self._tokenizer)
+        answer = Answer(generation, self._tokenizer)
         self._timeline.admitted = self._clock()
         request = PlacementRequest(generation.prompt_len, generation.sampling.max_tokens)
         placed = await self._placer.place(request, self._deadline)
@@ -125,6 +126,8 @@ class RequestStream:
             prefill_candidates=list(placed.placement.candidates),
             local_reason="" if placed.placement.candidates else placed.placement.reason,
             timeout=max(self._time_left(), 0.001),
+            priority=generation.priority,
+            cache_salt=generation.cache_salt,
         )
         call = DecodeCall(placed.charge.decode, request)
         async with contextlib.aclosing(call.events()) as events:
@@ -132,6 +135,10 @@ class RequestStream:
                 match event:
                     case TokensEvent():
                         await self._send_tokens(event, placed, answer)
+                        stopped = answer.stopped()
+                        if stopped is not None:  # leaving cancels what the worker still does
+                            await self._send_last(stopped, place, generation, answer)
+                            return
                     case FinishedEvent():
                         await self._send_last(event, place, generation, answer)
                     case _:
@@ -162,7 +169,7 @@ class RequestStream:
 
     async def _send_tokens(self, event: TokensEvent, placed: Placed, answer: Answer) -> None:
         response = answer.delta(event)
-        gaps = self._timeline.tokens_left(self._clock(), len(event.token_ids))
+        gaps = self._timeline.tokens_left(self._clock(), len(response.token_ids))
         if event.index == 0:
             self._timeline.worker_parts = event.parts or FirstTokenParts()
             placed.charge.first_token()

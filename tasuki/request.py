@@ -6,10 +6,11 @@ Knows nothing about blocks, tensors or streams. There are no phases: `num_comput
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from tasuki.messages import FinishReason, SamplingParams
+from tasuki.messages import FinishReason, SamplingParams, TokenLogprob
 
 
 class RequestStatus(StrEnum):
@@ -43,6 +44,14 @@ class Request:
     cache_salt: str = ""  # requests with different ones share no prefix
     skips_prefix_cache: bool = False  # it wants something of every prompt position
     cached_tokens: int = 0  # prompt tokens found in the prefix cache at its first admission
+    # of prompt tokens from the second on, while they are being computed; None: not wanted, or told
+    prompt_logprobs: list[TokenLogprob] | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        # whoever gave output tokens has told of the prompt before
+        if self.sampling.prompt_logprobs is not None and not self.output_token_ids:
+            self.prompt_logprobs = []
+            self.skips_prefix_cache = True
 
     @property
     def prompt_len(self) -> int:
@@ -73,11 +82,50 @@ class Request:
         self.finish_reason = self.reason_to_stop(max_model_len)
 
     def reason_to_stop(self, max_model_len: int) -> FinishReason | None:
-        """Why the last output token ends the request, if it does. EOS goes before length."""
+        """Why the last output token ends the request, if it does. A stop goes before length."""
         output, sampling = self.output_token_ids, self.sampling
-        if output and not sampling.ignore_eos and output[-1] in self.eos_token_ids:
+        if output and self.is_stop(output[-1]):
             return FinishReason.STOP
         if len(output) >= sampling.max_tokens:
             return FinishReason.LENGTH
         at_end = len(self.prompt_token_ids) + len(output) >= max_model_len
         return FinishReason.LENGTH if at_end else None
+
+    def is_stop(self, token_id: int) -> bool:
+        """Whether the last output token, this one, is an EOS or a stop token that counts."""
+        sampling = self.sampling
+        if len(self.output_token_ids) <= sampling.min_tokens:
+            return False
+        eos = token_id in self.eos_token_ids and not sampling.ignore_eos
+        return eos or token_id in sampling.stop_token_ids
+
+    @property
+    def stop_token_id(self) -> int | None:
+        """The stop token that ended the request; an EOS of the model is none of its own."""
+        if self.finish_reason is not FinishReason.STOP:
+            return None
+        last = self.output_token_ids[-1]
+        if last in self.eos_token_ids and not self.sampling.ignore_eos:
+            return None
+        return last
+
+    # --- logprobs of the prompt -------------------------------------------------------------
+
+    def logits_wanted(self, start: int, count: int) -> int:
+        """How many of the last of `count` positions from `start` on need their logits.
+
+        What was told of the prompt before a preemption is not computed again.
+        """
+        end = start + count
+        if self.prompt_logprobs is None:
+            return int(end == self.num_tokens)
+        return max(0, end - max(start, len(self.prompt_logprobs)))
+
+    def add_prompt_logprobs(self, logprobs: Iterable[TokenLogprob]) -> None:
+        if self.prompt_logprobs is not None:
+            self.prompt_logprobs += logprobs
+
+    def take_prompt_logprobs(self) -> list[TokenLogprob]:
+        """All of them, once; they are not wanted any more."""
+        taken, self.prompt_logprobs = self.prompt_logprobs or [], None
+        return taken

@@ -8,8 +8,9 @@ Errors are those of `tasuki.errors`.
 """
 
 from tasuki.client.client import Client
-from tasuki.client.output import GenerateOutput, Placement, Timings, Usage
+from tasuki.client.output import GenerateOutput, Placement, Timings, TokenLogprob, Usage
 from tasuki.client.prompt import ChatMessage
+from tasuki.client.sampling import SamplingOptions
 from tasuki.client.served import ServedModel, ServerDescription
 
 __all__ = [
@@ -17,8 +18,10 @@ __all__ = [
     "Client",
     "GenerateOutput",
     "Placement",
+    "SamplingOptions",
     "ServedModel",
     "ServerDescription",
     "Timings",
+    "TokenLogprob",
     "Usage",
 ]

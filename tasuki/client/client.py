@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Self, Unpack
 
 import grpc
 
 from tasuki.client.output import GenerateOutput, output_from_proto
 from tasuki.client.prompt import ChatMessage, Generation
 from tasuki.client.rpc_error import error_from_rpc
+from tasuki.client.sampling import SamplingOptions
 from tasuki.client.served import ServedModel, ServerDescription, model_from_proto, server_from_proto
 from tasuki.v1 import common_pb2, common_pb2_grpc, inference_pb2, inference_pb2_grpc
 
@@ -56,20 +57,20 @@ class Client:
         prompt: str | None = None,
         prompt_token_ids: Sequence[int] | None = None,
         messages: Sequence[ChatMessage | Mapping[str, str]] | None = None,
-        max_tokens: int | None = None,
-        temperature: float = 0.0,
-        seed: int | None = None,
-        ignore_eos: bool = False,
         request_id: str | None = None,
         model: str | None = None,
         slo_ttft_ms: float | None = None,
         slo_tpot_ms: float | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
         timeout: float | None = None,
+        **sampling: Unpack[SamplingOptions],
     ) -> AsyncGenerator[GenerateOutput, None]:
         """Stream the continuation of one prompt: text, token ids, or a conversation.
 
-        Yields deltas; the last one has finish_reason, usage, timings and placement. `timeout` is
-        the request's deadline in seconds. Closing the iterator early cancels the call. Raises
+        `max_tokens`, `temperature` and all else about sampling are in `SamplingOptions`. Yields
+        deltas; the last one has finish_reason, usage, timings and placement. `timeout` is the
+        request's deadline in seconds. Closing the iterator early cancels the call. Raises
         InvalidRequestError at once for what cannot be sent, and the cluster's typed error while
         iterating.
         """
@@ -77,14 +78,13 @@ class Client:
             prompt=prompt,
             prompt_token_ids=prompt_token_ids,
             messages=messages,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            seed=seed,
-            ignore_eos=ignore_eos,
+            sampling=sampling,
             request_id=request_id,
             model=model,
             slo_ttft_ms=slo_ttft_ms,
             slo_tpot_ms=slo_tpot_ms,
+            priority=priority,
+            cache_salt=cache_salt,
         )
         return self._stream(generation.to_proto(), timeout)
 

@@ -63,6 +63,16 @@ class Timings:
 
 
 @dataclass(frozen=True)
+class TokenLogprob:
+    """How likely the model found one token, before every parameter of sampling."""
+
+    token_id: int
+    logprob: float  # natural logarithm
+    rank: int  # 1 + how many tokens were likelier
+    top_logprobs: dict[int, float]  # the likeliest tokens by id, best first
+
+
+@dataclass(frozen=True)
 class GenerateOutput:
     """Tokens that became ready together; the last one of a stream carries the end."""
 
@@ -75,6 +85,9 @@ class GenerateOutput:
     placement: Placement | None = None
     token_offsets: tuple[float, ...] = ()  # seconds since the decode worker saw the request
     request_id: str = ""
+    stop_reason: int | str | None = None  # on the last one: the stop token or string that ended it
+    logprobs: tuple[TokenLogprob, ...] = ()  # one per token, if asked for
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()  # on the first one: from the second token on
 
 
 def output_from_proto(response: inference_pb2.GenerateResponse) -> GenerateOutput:
@@ -89,6 +102,25 @@ def output_from_proto(response: inference_pb2.GenerateResponse) -> GenerateOutpu
         placement=_plain(Placement, response, "placement"),
         token_offsets=tuple(response.token_offsets),
         request_id=response.request_id,
+        stop_reason=_stop_reason(response),
+        logprobs=tuple(map(_logprob, response.logprobs)),
+        prompt_logprobs=tuple(map(_logprob, response.prompt_logprobs)),
+    )
+
+
+def _stop_reason(response: inference_pb2.GenerateResponse) -> int | str | None:
+    kind = response.WhichOneof("stop_reason")
+    if kind is None:
+        return None
+    return response.stop_token_id if kind == "stop_token_id" else response.stop_string
+
+
+def _logprob(one: common_pb2.TokenLogprob) -> TokenLogprob:
+    return TokenLogprob(
+        token_id=one.token_id,
+        logprob=one.logprob,
+        rank=one.rank,
+        top_logprobs=dict(zip(one.top_token_ids, one.top_logprobs, strict=True)),
     )
 
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tasuki.client.sampling import SamplingOptions, sampling_to_proto
 from tasuki.errors import InvalidRequestError
-from tasuki.v1 import common_pb2, inference_pb2
+from tasuki.v1 import inference_pb2
 
 
 @dataclass(frozen=True)
@@ -25,14 +26,13 @@ class Generation:
     prompt: str | None
     prompt_token_ids: Sequence[int] | None
     messages: Sequence[ChatMessage | Mapping[str, str]] | None
-    max_tokens: int | None
-    temperature: float
-    seed: int | None
-    ignore_eos: bool
+    sampling: SamplingOptions
     request_id: str | None
     model: str | None
     slo_ttft_ms: float | None
     slo_tpot_ms: float | None
+    priority: int = 0
+    cache_salt: str = ""
 
     def to_proto(self) -> inference_pb2.GenerateRequest:
         """Raises InvalidRequestError unless there is exactly one prompt and every number fits."""
@@ -47,24 +47,18 @@ class Generation:
             request = inference_pb2.GenerateRequest(
                 request_id=self.request_id or "",
                 model=self.model or "",
-                sampling=self._sampling(),
+                sampling=sampling_to_proto(self.sampling),
                 slo=inference_pb2.Slo(ttft_ms=self.slo_ttft_ms, tpot_ms=self.slo_tpot_ms),
+                priority=self.priority,
+                cache_salt=self.cache_salt,
             )
             self._set_prompt(request)
         except (ValueError, TypeError) as error:
             raise InvalidRequestError(
-                f"the request cannot be sent: {error}; expected max_tokens and seed to be whole "
-                "numbers, not negative, and every token id to be one of the model's"
+                f"the request cannot be sent: {error}; expected max_tokens, seed and other "
+                "counts to be whole numbers, not negative, and token ids to be the model's"
             ) from error
         return request
-
-    def _sampling(self) -> common_pb2.SamplingParams:
-        return common_pb2.SamplingParams(
-            max_tokens=self.max_tokens,
-            temperature=self.temperature,
-            seed=self.seed,
-            ignore_eos=self.ignore_eos,
-        )
 
     def _set_prompt(self, request: inference_pb2.GenerateRequest) -> None:
         if self.prompt is not None:

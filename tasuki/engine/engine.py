@@ -27,6 +27,7 @@ from tasuki.errors import ConfigError, InvalidRequestError
 from tasuki.kv.cache import KVCache
 from tasuki.kv.manager import KVCacheManager
 from tasuki.messages import FinishReason, LayoutDescription, SamplingParams
+from tasuki.messages.sampling import require_answerable, require_valid, require_vocabulary
 from tasuki.model.config import ModelConfig
 from tasuki.model.transformer import CausalLM
 from tasuki.model.weights import weights_digest
@@ -138,14 +139,13 @@ class Engine:
         known = (*prompt_token_ids, *output_token_ids)
         if not 0 <= min(known) <= max(known) < vocab_size:
             raise InvalidRequestError(f"token ids must lie between 0 and {vocab_size - 1}")
+        require_valid(sampling)
+        require_vocabulary(sampling, vocab_size)
+        require_answerable(sampling, len(prompt_token_ids))
         if sampling.max_tokens <= len(output_token_ids):
             raise InvalidRequestError(
                 f"max_tokens is {sampling.max_tokens} and {len(output_token_ids)} tokens are "
                 "there already; expected at least one to generate"
-            )
-        if not 0.0 <= sampling.temperature < float("inf"):
-            raise InvalidRequestError(
-                f"temperature is {sampling.temperature}; expected a finite number, not negative"
             )
         self.scheduler.require_possible(
             len(prompt_token_ids), len(output_token_ids), sampling.max_tokens

@@ -1,16 +1,22 @@
-"""Runs one planned step on the model and samples. Knows nothing about queues, streams or
-handoffs.
+"""Runs one planned step on the model, samples, and tells how likely tokens were.
+
+Knows nothing about queues, streams or handoffs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from tasuki.kv.cache import KVCache
+from tasuki.messages import TokenLogprob
 from tasuki.model.batch import Batch, BatchEntry
-from tasuki.model.sampler import sample
+from tasuki.model.sampling.logprobs import token_logprobs
+from tasuki.model.sampling.processors import Choice
+from tasuki.model.sampling.sampler import Sampler
 from tasuki.model.transformer import CausalLM
-from tasuki.scheduler.output import ModelRunnerOutput, SchedulerOutput
+from tasuki.scheduler.output import ModelRunnerOutput, ScheduledRequest, SchedulerOutput
 
 
 class ModelRunner:
@@ -19,6 +25,7 @@ class ModelRunner:
     def __init__(self, model: CausalLM, cache: KVCache) -> None:
         self.model = model
         self.cache = cache
+        self._sampler = Sampler()
 
     @torch.inference_mode()
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
@@ -30,18 +37,60 @@ class ModelRunner:
                 token_ids=request.token_ids,
                 start=request.num_computed_tokens,
                 block_ids=request.block_ids,
-                sample=request.samples,
+                logits=request.num_logits,
             )
             for request in plan.requests
         ]
         batch = Batch.build(entries, self.cache.layout)
         logits = self.model.forward(batch, self.cache)
+        last_rows: list[int] = []  # of the requests that sample
+        prompt_logprobs: dict[int, list[TokenLogprob]] = {}
+        row = 0
+        for request in plan.requests:
+            of_prompt = request.num_logits - request.samples
+            if of_prompt:
+                rows = logits[row : row + of_prompt]
+                prompt_logprobs[request.key] = _prompt_logprobs(rows, request)
+            row += request.num_logits
+            if request.samples:
+                last_rows.append(row - 1)
+        if len(last_rows) < row:
+            logits = logits[last_rows]
         sampling = [request for request in plan.requests if request.samples]
-        if not sampling:
-            return ModelRunnerOutput(plan.step)
-        # the sampled token's own position decides its noise: the same on any worker, in any batch
-        positions = [r.num_computed_tokens + len(r.token_ids) for r in sampling]
-        token_ids = sample(logits, [r.sampling for r in sampling], positions)
-        return ModelRunnerOutput(
-            plan.step, {r.key: token for r, token in zip(sampling, token_ids, strict=True)}
+        return self._sample(plan.step, logits, sampling, prompt_logprobs)
+
+    def _sample(
+        self,
+        step: int,
+        logits: torch.Tensor,
+        requests: Sequence[ScheduledRequest],
+        prompt_logprobs: dict[int, list[TokenLogprob]],
+    ) -> ModelRunnerOutput:
+        """`logits` has one row per request."""
+        token_ids = self._sampler.sample(
+            logits,
+            [
+                Choice(r.key, r.sampling, r.prompt_token_ids, r.output_token_ids, r.eos_token_ids)
+                for r in requests
+            ],
         )
+        chosen = {r.key: token_id for r, token_id in zip(requests, token_ids, strict=True)}
+        rows, wanted, counts = [], [], []
+        for row, request in enumerate(requests):
+            if request.sampling.logprobs is not None:
+                rows.append(row)
+                wanted.append(request.key)
+                counts.append(request.sampling.logprobs)
+        logprobs = token_logprobs(logits[rows], [chosen[key] for key in wanted], counts)
+        return ModelRunnerOutput(
+            step, chosen, dict(zip(wanted, logprobs, strict=True)), prompt_logprobs
+        )
+
+
+def _prompt_logprobs(rows: torch.Tensor, request: ScheduledRequest) -> list[TokenLogprob]:
+    """Of the prompt tokens that follow the first wanted positions of a chunk, one per row."""
+    count = request.sampling.prompt_logprobs
+    assert count is not None, "only such a request wants more than its last logits"
+    first = request.num_computed_tokens + len(request.token_ids) - request.num_logits
+    token_ids = request.prompt_token_ids[first + 1 : first + 1 + rows.shape[0]]
+    return token_logprobs(rows, token_ids, [count] * rows.shape[0])

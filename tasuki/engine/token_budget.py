@@ -64,7 +64,11 @@ def worst_step(
             token_ids=[0] * count,
             block_ids=blocks[: layout.blocks_for(end)],
             samples=True,
+            num_logits=1,
             sampling=sampling,
+            prompt_token_ids=[0],
+            output_token_ids=[],
+            eos_token_ids=frozenset(),
         )
 
     requests = [entry(key, context, 1) for key in range(singles)]

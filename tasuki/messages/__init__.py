@@ -13,7 +13,6 @@ from tasuki.messages.base import (
     Message,
     PrefillTarget,
     Role,
-    SamplingParams,
 )
 from tasuki.messages.command import (
     MAX_PROFILE_STEPS,
@@ -82,6 +81,7 @@ from tasuki.messages.prefill import (
     PrefillRequest,
     ProgressEvent,
 )
+from tasuki.messages.sampling import SamplingParams, TokenLogprob
 from tasuki.messages.state import EngineFailed, EngineReady, LinkReport, LoadReport, MetricSample
 
 __all__ = [
@@ -152,5 +152,6 @@ __all__ = [
     "StreamEvent",
     "StreamEvents",
     "ToEngine",
+    "TokenLogprob",
     "TokensEvent",
 ]

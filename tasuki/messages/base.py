@@ -1,4 +1,4 @@
-"""What all messages share: their base, a worker's role, sampling, errors as data."""
+"""What all messages share: their base, a worker's role, errors as data."""
 
 from __future__ import annotations
 
@@ -22,17 +22,6 @@ class FinishReason(StrEnum):
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only=True):
     """Base of everything below: immutable, and tagged by its class name on the wire."""
-
-
-class SamplingParams(Message, frozen=True):
-    """How to choose tokens. A pure function of (seed, position, token id) decides: see the
-    sampler.
-    """
-
-    max_tokens: int = 128
-    temperature: float = 0.0  # 0 is greedy
-    seed: int = 0  # unsigned 64 bits; the router derives one from the request id if unset
-    ignore_eos: bool = False
 
 
 class ErrorStatus(Message, frozen=True):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from tasuki.messages.base import ErrorStatus, FinishReason, Message, PrefillTarget, SamplingParams
+import msgspec
+
+from tasuki.messages.base import ErrorStatus, FinishReason, Message, PrefillTarget
+from tasuki.messages.sampling import SamplingParams, TokenLogprob
 
 
 class DecodeRequest(Message, frozen=True):
@@ -51,7 +54,14 @@ class TokensEvent(Message, frozen=True):
     index: int  # of the first one among the request's output tokens
     token_ids: list[int]
     offsets: list[float]  # seconds since this worker saw the request, one per token
-    parts: FirstTokenParts | None = None  # with index 0 only
+    # one per token if asked for, else none
+    logprobs: list[TokenLogprob] = msgspec.field(default_factory=list)
+    # with index 0 only
+    parts: FirstTokenParts | None = None
+    cached_tokens: int = 0  # as in FinishedEvent: a text stop ends a request before that one comes
+    computed_prompt_tokens: int = 0  # likewise
+    # of every prompt token but the first, if asked for
+    prompt_logprobs: list[TokenLogprob] = msgspec.field(default_factory=list)
 
 
 class HandoffTimings(Message, frozen=True):
@@ -73,6 +83,7 @@ class FinishedEvent(Message, frozen=True):
     computed_prompt_tokens: int  # prompt tokens this decode worker computed itself
     handoff: HandoffTimings
     preemptions: int = 0
+    stop_token_id: int | None = None  # the one of the request's stop tokens that ended it
 
 
 class FailedEvent(Message, frozen=True):

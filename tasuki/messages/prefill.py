@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from tasuki.messages.base import FinishReason, Message, SamplingParams
+import msgspec
+
+from tasuki.messages.base import FinishReason, Message
 from tasuki.messages.decode import FailedEvent
+from tasuki.messages.sampling import SamplingParams, TokenLogprob
 
 
 class PrefillRequest(Message, frozen=True):
@@ -35,6 +38,9 @@ class FirstTokenEvent(Message, frozen=True):
     cached_tokens: int
     queue_seconds: float  # accepted -> first scheduled
     compute_seconds: float  # first scheduled -> first token sampled
+    logprob: TokenLogprob | None = None  # of the token, if asked for
+    # of every prompt token but the first, if asked for
+    prompt_logprobs: list[TokenLogprob] = msgspec.field(default_factory=list)
 
 
 class PrefillDoneEvent(Message, frozen=True):

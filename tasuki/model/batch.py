@@ -22,14 +22,14 @@ class BatchEntry:
     """Some consecutive tokens of one request.
 
     `start` is the position of the first one: how many the KV cache holds already. `block_ids` is
-    the request's block table, and covers `start + len(token_ids)` positions. With `sample` the
-    logits of the last token are wanted.
+    the request's block table, and covers `start + len(token_ids)` positions. The logits of the last
+    `logits` tokens are wanted: none, one to choose a token by, or more for the prompt's logprobs.
     """
 
     token_ids: Sequence[int]
     start: int
     block_ids: Sequence[int]
-    sample: bool
+    logits: int
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,11 @@ class Batch:
                 chunks.append(
                     ChunkPlan.build(first_row, count, entry.start, entry.block_ids, layout)
                 )
-        sample_rows = [row for row, entry in zip(last_row, entries, strict=True) if entry.sample]
+        sample_rows = [
+            row
+            for last, entry in zip(last_row, entries, strict=True)
+            for row in range(last + 1 - entry.logits, last + 1)
+        ]
         return cls(
             token_ids=_padded(token_ids),
             positions=_padded(positions),

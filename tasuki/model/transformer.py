@@ -91,8 +91,8 @@ class CausalLM:
 
     @torch.inference_mode()
     def forward(self, batch: Batch, kv: KVCache) -> torch.Tensor:
-        """Compute a step: writes KV of its tokens, returns float32 [entries that sample,
-        vocab_size].
+        """Compute a step: writes KV of its tokens, returns float32 [rows whose logits are wanted,
+        vocab_size], in the order of entries.
 
         The blocks that the batch names belong to the caller, and nothing else is written.
         """

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from tasuki.kv.manager import BlockCopy
-from tasuki.messages import SamplingParams
+from tasuki.messages import SamplingParams, TokenLogprob
 from tasuki.request import Request
 
 
@@ -24,7 +24,12 @@ class ScheduledRequest(msgspec.Struct, frozen=True, gc=False):
     token_ids: list[int]
     block_ids: Sequence[int]  # the whole table, covering every position touched
     samples: bool  # whether the last position's logits choose a token
+    num_logits: int  # last positions whose logits are wanted; the others tell of the prompt
     sampling: SamplingParams
+    # the request's own lists, not copies: nobody adds to them while its step is computed
+    prompt_token_ids: Sequence[int]
+    output_token_ids: Sequence[int]
+    eos_token_ids: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,9 @@ class ModelRunnerOutput:
 
     step: int
     token_ids: dict[int, int] = field(default_factory=dict)
+    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # of those tokens, if wanted
+    # of the prompt tokens after those whose logits were wanted
+    prompt_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
 
 
 class RequestUpdate(msgspec.Struct, frozen=True, gc=False):
@@ -51,3 +59,6 @@ class RequestUpdate(msgspec.Struct, frozen=True, gc=False):
 
     request: Request
     token_ids: list[int]  # new output tokens: none while the prompt is being computed
+    logprobs: list[TokenLogprob] = msgspec.field(default_factory=list)  # one each, if wanted
+    # of the whole prompt but its first token: with the first output token, if wanted
+    prompt_logprobs: list[TokenLogprob] = msgspec.field(default_factory=list)

@@ -235,7 +235,7 @@ class Scheduler:
             if table is None:
                 table = self._make_room(step, request, start + count)
             if table is not None:
-                step.add(self._plan(request, count, table, now), count)
+                step.add(request, count, table, now)
 
     def _make_room(self, step: StepPlan, request: Request, num_tokens: int) -> Sequence[int] | None:
         """Allocate up to `num_tokens`; others give way, or (None) the request itself does."""
@@ -310,7 +310,7 @@ class Scheduler:
         request.num_computed_tokens = known.num_tokens
         request.status = RequestStatus.RUNNING
         self.running.append(request)
-        step.add(self._plan(request, count, self.blocks.table(request.key), now), count)
+        step.add(request, count, self.blocks.table(request.key), now)
         return True
 
     def _positions_to_hold(self, request: Request, now: int) -> int:
@@ -328,23 +328,6 @@ class Scheduler:
         self.prefix_queries += request.num_tokens
         self.prefix_hits += known.num_tokens
 
-    def _plan(
-        self, request: Request, count: int, table: Sequence[int], now: float
-    ) -> ScheduledRequest:
-        if request.first_scheduled is None:
-            request.first_scheduled = now
-        start, output = request.num_computed_tokens, request.output_token_ids
-        left = len(request.prompt_token_ids) + len(output) - start
-        single = left == 1 and output  # the last output token, as in almost every plan
-        return ScheduledRequest(
-            request.key,
-            start,
-            [output[-1]] if single else request.tokens(start, count),
-            table,
-            count == left,
-            request.sampling,
-        )
-
     def _advance(
         self, request: Request, entry: ScheduledRequest, result: ModelRunnerOutput
     ) -> RequestUpdate:
@@ -352,6 +335,7 @@ class Scheduler:
         prompt_left = len(request.prompt_token_ids) - start
         if prompt_left > 0:
             request.computed_prompt_tokens += min(done, prompt_left)
+            request.add_prompt_logprobs(result.prompt_logprobs.get(entry.key, ()))
         request.num_computed_tokens = start + done
         if start % self._block_size + done >= self._block_size:
             self.blocks.publish(request)
@@ -361,7 +345,13 @@ class Scheduler:
         request.append(token_id, self.config.max_model_len)
         if request.finish_reason is not None:
             self._end(request, request.finish_reason)
-        return RequestUpdate(request, [token_id])
+        logprob = result.logprobs.get(entry.key)
+        return RequestUpdate(
+            request,
+            [token_id],
+            [] if logprob is None else [logprob],
+            request.take_prompt_logprobs(),
+        )
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         request.status = RequestStatus.FINISHED

@@ -20,9 +20,26 @@ class StepPlan:
         self._by_priority = config.queue_order is QueueOrder.PRIORITY
         self._victims: list[Request] | None = None  # who runs, the first to give way last
 
-    def add(self, entry: ScheduledRequest, count: int) -> None:
-        self.scheduled[entry.key] = entry
+    def add(self, request: Request, count: int, table: Sequence[int], now: float) -> None:
+        """Schedule the next `count` tokens of a request whose blocks, `table`, cover them."""
+        if request.first_scheduled is None:
+            request.first_scheduled = now
+        start, output = request.num_computed_tokens, request.output_token_ids
+        left = len(request.prompt_token_ids) + len(output) - start
+        single = left == 1 and output  # the last output token, as in almost every plan
         self.budget -= count
+        self.scheduled[request.key] = ScheduledRequest(
+            request.key,
+            start,
+            [output[-1]] if single else request.tokens(start, count),
+            table,
+            count == left,
+            1 if single else request.logits_wanted(start, count),
+            request.sampling,
+            request.prompt_token_ids,
+            output,
+            request.eos_token_ids,
+        )
 
     def next_victim(self, running: Sequence[Request]) -> Request:
         """The latest, or the latest of the least important; each one once."""

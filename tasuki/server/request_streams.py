@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias
 
+import msgspec
+
 from tasuki.errors import TasukiError
 from tasuki.messages import (
     CancelStream,
@@ -119,11 +121,11 @@ def merge_tokens(events: Sequence[AnyEvent]) -> list[AnyEvent]:
     for event in events:
         last = merged[-1] if merged else None
         if isinstance(event, TokensEvent) and isinstance(last, TokensEvent):
-            merged[-1] = TokensEvent(
-                index=last.index,
+            merged[-1] = msgspec.structs.replace(  # all else belongs to the first of them
+                last,
                 token_ids=last.token_ids + event.token_ids,
                 offsets=last.offsets + event.offsets,
-                parts=last.parts,
+                logprobs=last.logprobs + event.logprobs,
             )
         else:
             merged.append(event)

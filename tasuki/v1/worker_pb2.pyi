@@ -243,8 +243,16 @@ class Tokens(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     OFFSETS_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    COMPUTED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """Index of the first one among the output tokens."""
+    cached_tokens: _builtins.int
+    """With index 0 only: prompt tokens found in a prefix cache."""
+    computed_prompt_tokens: _builtins.int
+    """With index 0 only: prompt tokens that were computed here."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The tokens."""
@@ -257,6 +265,14 @@ class Tokens(_message.Message):
     def parts(self) -> Global___FirstTokenParts:
         """With index 0 only: where the time to the first token went."""
 
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprob]:
+        """One per token, if asked for."""
+
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprob]:
+        """With index 0 only: one per prompt token but the first, if asked for."""
+
     def __init__(
         self,
         *,
@@ -264,10 +280,14 @@ class Tokens(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         offsets: _abc.Iterable[_builtins.float] | None = ...,
         parts: Global___FirstTokenParts | None = ...,
+        logprobs: _abc.Iterable[_common_pb2.TokenLogprob] | None = ...,
+        prompt_logprobs: _abc.Iterable[_common_pb2.TokenLogprob] | None = ...,
+        cached_tokens: _builtins.int = ...,
+        computed_prompt_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["parts", b"parts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "offsets", b"offsets", "parts", b"parts", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "computed_prompt_tokens", b"computed_prompt_tokens", "index", b"index", "logprobs", b"logprobs", "offsets", b"offsets", "parts", b"parts", "prompt_logprobs", b"prompt_logprobs", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -323,6 +343,7 @@ class Finished(_message.Message):
     TRANSFER_BYTES_FIELD_NUMBER: _builtins.int
     TRANSFER_BLOCKS_FIELD_NUMBER: _builtins.int
     PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    STOP_TOKEN_ID_FIELD_NUMBER: _builtins.int
     finish_reason: _common_pb2.FinishReason.ValueType
     """Why it ended."""
     computed_prompt_tokens: _builtins.int
@@ -341,6 +362,8 @@ class Finished(_message.Message):
     """Blocks handed over."""
     preemptions: _builtins.int
     """Times it was preempted."""
+    stop_token_id: _builtins.int
+    """The stop token that ended it; unset for an end-of-sequence token."""
     @_builtins.property
     def usage(self) -> _common_pb2.Usage:
         """Token counts."""
@@ -358,12 +381,15 @@ class Finished(_message.Message):
         transfer_bytes: _builtins.int = ...,
         transfer_blocks: _builtins.int = ...,
         preemptions: _builtins.int = ...,
+        stop_token_id: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit_wait", b"commit_wait", "computed_prompt_tokens", b"computed_prompt_tokens", "exposed_transfer", b"exposed_transfer", "finish_reason", b"finish_reason", "first_decode", b"first_decode", "preemptions", b"preemptions", "transfer", b"transfer", "transfer_blocks", b"transfer_blocks", "transfer_bytes", b"transfer_bytes", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "commit_wait", b"commit_wait", "computed_prompt_tokens", b"computed_prompt_tokens", "exposed_transfer", b"exposed_transfer", "finish_reason", b"finish_reason", "first_decode", b"first_decode", "preemptions", b"preemptions", "stop_token_id", b"stop_token_id", "transfer", b"transfer", "transfer_blocks", b"transfer_blocks", "transfer_bytes", b"transfer_bytes", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__stop_token_id: _TypeAlias = _typing.Literal["stop_token_id"]  # noqa: Y015
+    _WhichOneofArgType__stop_token_id: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stop_token_id) -> _WhichOneofReturnType__stop_token_id | None: ...
 
 Global___Finished: _TypeAlias = Finished  # noqa: Y015
 
@@ -532,6 +558,8 @@ class FirstToken(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     QUEUE_SECONDS_FIELD_NUMBER: _builtins.int
     COMPUTE_SECONDS_FIELD_NUMBER: _builtins.int
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     token_id: _builtins.int
     """The token."""
     finish_reason: _common_pb2.FinishReason.ValueType
@@ -542,6 +570,14 @@ class FirstToken(_message.Message):
     """Seconds from acceptance until it was first scheduled."""
     compute_seconds: _builtins.float
     """Seconds from first scheduled until the token was sampled."""
+    @_builtins.property
+    def logprob(self) -> _common_pb2.TokenLogprob:
+        """How likely the token was, if asked for."""
+
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprob]:
+        """One per prompt token but the first, if asked for."""
+
     def __init__(
         self,
         *,
@@ -550,10 +586,12 @@ class FirstToken(_message.Message):
         cached_tokens: _builtins.int = ...,
         queue_seconds: _builtins.float = ...,
         compute_seconds: _builtins.float = ...,
+        logprob: _common_pb2.TokenLogprob | None = ...,
+        prompt_logprobs: _abc.Iterable[_common_pb2.TokenLogprob] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "compute_seconds", b"compute_seconds", "finish_reason", b"finish_reason", "queue_seconds", b"queue_seconds", "token_id", b"token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "compute_seconds", b"compute_seconds", "finish_reason", b"finish_reason", "logprob", b"logprob", "prompt_logprobs", b"prompt_logprobs", "queue_seconds", b"queue_seconds", "token_id", b"token_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

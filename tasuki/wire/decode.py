@@ -21,6 +21,12 @@ from tasuki.messages import (
 )
 from tasuki.v1 import common_pb2, worker_pb2
 from tasuki.wire import values
+from tasuki.wire.sampling import (
+    logprobs_from_proto,
+    logprobs_to_proto,
+    sampling_from_proto,
+    sampling_to_proto,
+)
 
 WireDecodeEvent = DispatchedEvent | LocalEvent | FallbackEvent | TokensEvent | FinishedEvent
 """The events that travel: all but FailedEvent."""
@@ -31,7 +37,7 @@ def decode_request_to_proto(request: DecodeRequest) -> worker_pb2.DecodeRequest:
         request_id=request.request_id,
         prompt_token_ids=request.prompt_token_ids,
         output_token_ids=request.output_token_ids,
-        sampling=values.sampling_to_proto(request.sampling),
+        sampling=sampling_to_proto(request.sampling),
         prefill_candidates=[values.target_to_proto(t) for t in request.prefill_candidates],
         local_reason=request.local_reason,
         timeout=request.timeout,
@@ -47,7 +53,7 @@ def decode_request_from_proto(request: worker_pb2.DecodeRequest) -> DecodeReques
         request_id=values.name("request_id", request.request_id),
         prompt_token_ids=list(request.prompt_token_ids),
         output_token_ids=list(request.output_token_ids),
-        sampling=values.sampling_from_proto(request.sampling),
+        sampling=sampling_from_proto(request.sampling),
         prefill_candidates=[values.target_from_proto(t) for t in request.prefill_candidates],
         local_reason=request.local_reason,
         timeout=values.finite("timeout", request.timeout) if request.HasField("timeout") else None,
@@ -93,6 +99,10 @@ def _tokens_to_proto(event: TokensEvent) -> worker_pb2.Tokens:
             prefill_compute=parts.prefill_compute,
             fallback=parts.fallback,
         ),
+        logprobs=logprobs_to_proto(event.logprobs),
+        prompt_logprobs=logprobs_to_proto(event.prompt_logprobs),
+        cached_tokens=event.cached_tokens,
+        computed_prompt_tokens=event.computed_prompt_tokens,
     )
 
 
@@ -102,11 +112,20 @@ def _tokens_from_proto(tokens: worker_pb2.Tokens) -> TokensEvent:
             f"{len(tokens.token_ids)} tokens came with {len(tokens.offsets)} offsets; "
             "expected one each"
         )
+    if len(tokens.logprobs) not in (0, len(tokens.token_ids)):
+        raise InvalidRequestError(
+            f"{len(tokens.token_ids)} tokens came with {len(tokens.logprobs)} logprobs; "
+            "expected one each, or none"
+        )
     return TokensEvent(
         index=tokens.index,
         token_ids=list(tokens.token_ids),
         offsets=[values.finite("offset", offset) for offset in tokens.offsets],
         parts=_parts_from_proto(tokens.parts) if tokens.HasField("parts") else None,
+        logprobs=logprobs_from_proto(tokens.logprobs),
+        prompt_logprobs=logprobs_from_proto(tokens.prompt_logprobs),
+        cached_tokens=tokens.cached_tokens,
+        computed_prompt_tokens=tokens.computed_prompt_tokens,
     )
 
 
@@ -136,6 +155,7 @@ def _finished_to_proto(event: FinishedEvent) -> worker_pb2.Finished:
         transfer_bytes=handoff.nbytes,
         transfer_blocks=handoff.blocks,
         preemptions=event.preemptions,
+        stop_token_id=event.stop_token_id,
     )
 
 
@@ -159,6 +179,7 @@ def _finished_from_proto(finished: worker_pb2.Finished) -> FinishedEvent:
         computed_prompt_tokens=finished.computed_prompt_tokens,
         handoff=handoff,
         preemptions=finished.preemptions,
+        stop_token_id=finished.stop_token_id if finished.HasField("stop_token_id") else None,
     )
 
 

@@ -14,6 +14,12 @@ from tasuki.messages import (
 )
 from tasuki.v1 import worker_pb2
 from tasuki.wire import values
+from tasuki.wire.sampling import (
+    logprobs_from_proto,
+    logprobs_to_proto,
+    sampling_from_proto,
+    sampling_to_proto,
+)
 
 WirePrefillEvent = AcceptedEvent | ProgressEvent | FirstTokenEvent
 """The events that travel: all but PrefillDoneEvent and FailedEvent."""
@@ -29,7 +35,7 @@ def prefill_request_to_proto(request: PrefillRequest) -> worker_pb2.PrefillReque
         decode_epoch=request.decode_epoch,
         prompt_token_ids=request.prompt_token_ids,
         first_block=request.first_block,
-        sampling=values.sampling_to_proto(request.sampling),
+        sampling=sampling_to_proto(request.sampling),
         timeout=request.timeout,
         priority=request.priority,
         cache_salt=request.cache_salt,
@@ -48,7 +54,7 @@ def prefill_request_from_proto(request: worker_pb2.PrefillRequest) -> PrefillReq
         decode_epoch=request.decode_epoch,
         prompt_token_ids=list(request.prompt_token_ids),
         first_block=request.first_block,
-        sampling=values.sampling_from_proto(request.sampling),
+        sampling=sampling_from_proto(request.sampling),
         timeout=values.finite("timeout", request.timeout) if request.HasField("timeout") else None,
         priority=request.priority,
         cache_salt=values.short("cache_salt", request.cache_salt),
@@ -70,6 +76,8 @@ def prefill_event_to_proto(event: WirePrefillEvent) -> worker_pb2.PrefillEvent:
                 cached_tokens=event.cached_tokens,
                 queue_seconds=event.queue_seconds,
                 compute_seconds=event.compute_seconds,
+                logprob=None if event.logprob is None else logprobs_to_proto([event.logprob])[0],
+                prompt_logprobs=logprobs_to_proto(event.prompt_logprobs),
             )
             return worker_pb2.PrefillEvent(first_token=first_token)
 
@@ -88,6 +96,10 @@ def prefill_event_from_proto(event: worker_pb2.PrefillEvent) -> WirePrefillEvent
                 cached_tokens=first.cached_tokens,
                 queue_seconds=values.finite("queue_seconds", first.queue_seconds),
                 compute_seconds=values.finite("compute_seconds", first.compute_seconds),
+                logprob=logprobs_from_proto([first.logprob])[0]
+                if first.HasField("logprob")
+                else None,
+                prompt_logprobs=logprobs_from_proto(first.prompt_logprobs),
             )
         case _:
             raise InvalidRequestError("a PrefillEvent holds no event; is the sender newer?")

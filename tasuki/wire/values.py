@@ -1,8 +1,8 @@
-"""What several messages share on the wire: sampling, finish reasons, roles, ids, workers.
+"""What several messages share on the wire: finish reasons, roles, ids, workers.
 
 Each `*_from_proto` takes what a stranger may have sent and raises InvalidRequestError for what is
 malformed, never anything else; each `*_to_proto` takes what tasuki made. The messages themselves
-stand in `wire_decode`, `wire_prefill`, `wire_link` and `wire_watch`.
+stand in `decode`, `prefill`, `link`, `watch` and `sampling`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import re
 
 from tasuki.errors import InvalidRequestError
-from tasuki.messages import FinishReason, PrefillTarget, Role, SamplingParams
+from tasuki.messages import FinishReason, PrefillTarget, Role
 from tasuki.v1 import common_pb2, worker_pb2
 
 MAX_NAME = 256  # characters of a name that travels in every message
@@ -30,29 +30,6 @@ _ROLE_TO_PROTO = {
     Role.DECODE: common_pb2.ROLE_DECODE,
 }
 _ROLE_FROM_PROTO = {value: role for role, value in _ROLE_TO_PROTO.items()}
-
-
-def sampling_to_proto(sampling: SamplingParams) -> common_pb2.SamplingParams:
-    return common_pb2.SamplingParams(
-        max_tokens=sampling.max_tokens,
-        temperature=sampling.temperature,
-        seed=sampling.seed,
-        ignore_eos=sampling.ignore_eos,
-    )
-
-
-def sampling_from_proto(sampling: common_pb2.SamplingParams) -> SamplingParams:
-    """Between workers everything is set; a router fills in what a client left out."""
-    if not sampling.HasField("max_tokens") or not sampling.HasField("seed"):
-        raise InvalidRequestError("sampling lacks max_tokens or seed; a router sets both")
-    if sampling.max_tokens < 1:
-        raise InvalidRequestError("max_tokens is 0; expected at least 1")
-    return SamplingParams(
-        max_tokens=sampling.max_tokens,
-        temperature=non_negative("temperature", sampling.temperature),
-        seed=sampling.seed,
-        ignore_eos=sampling.ignore_eos,
-    )
 
 
 def finish_reason_to_proto(reason: FinishReason | None) -> common_pb2.FinishReason.ValueType:

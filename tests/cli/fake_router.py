@@ -24,6 +24,18 @@ PLACEMENT: dict[str, Any] = {
 }  # fmt: skip
 
 
+def add_logprobs(response: Any, sampling: Any) -> None:
+    """What was asked for, always the same."""
+    if sampling.HasField("logprobs"):
+        token_id = response.token_ids[0]
+        response.logprobs.add(
+            token_id=token_id, logprob=-0.25, rank=1, top_token_ids=[token_id, 3],
+            top_logprobs=[-0.25, -1.5],
+        )  # fmt: skip
+    if sampling.HasField("prompt_logprobs") and response.index == 0:
+        response.prompt_logprobs.add(token_id=4, logprob=-7.5, rank=12)
+
+
 class FakeRouter(inference_pb2_grpc.InferenceServicer, common_pb2_grpc.ServerServicer):
     """Streams `pieces`, one token each from id 10; keeps the requests it saw."""
 
@@ -51,9 +63,11 @@ class FakeRouter(inference_pb2_grpc.InferenceServicer, common_pb2_grpc.ServerSer
             await context.abort(code, words, (("tasuki-reason", reason),))
         try:
             for index, piece in enumerate(self._pieces):
-                yield inference_pb2.GenerateResponse(
+                response = inference_pb2.GenerateResponse(
                     index=index, token_ids=[10 + index], text=piece
                 )
+                add_logprobs(response, request.sampling)
+                yield response
             if self._endless:
                 await asyncio.Event().wait()
             yield inference_pb2.GenerateResponse(

@@ -7,6 +7,7 @@ import io
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -15,7 +16,8 @@ from cli.answer import Question, stream_answer
 from cli.generate import GenerateConfig, answer_json
 from cli.main import main
 from cli.up import DEMONSTRATION, demonstrate
-from tasuki.client import Client
+from tasuki.client import Client, SamplingOptions
+from tasuki.v1 import common_pb2
 from tests.cli.fake_router import PLACEMENT, TIMINGS, FakeRouter, serving
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,10 +64,50 @@ async def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
         "text": "Hello",
         "token_ids": [10, 11, 12],
         "finish_reason": "length",
+        "stop_reason": None,
         "usage": {"prompt_tokens": 9, "completion_tokens": 3, "cached_tokens": 0},
         "placement": PLACEMENT,
         "timeline": TIMINGS,
     }
+
+
+async def test_every_sampling_flag_is_sent() -> None:
+    router = FakeRouter()
+    flags = {
+        "max_tokens": 9, "min_tokens": 2, "temperature": 0.5, "top_k": 7, "top_p": 0.75,
+        "min_p": 0.25, "repetition_penalty": 1.5, "presence_penalty": 0.5,
+        "frequency_penalty": -0.5, "logit_bias": "5:1.5", "seed": 3, "stop": "end",
+        "stop_token_ids": "8,9", "logprobs": 0, "prompt_logprobs": 1,
+    }  # fmt: skip
+    given = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
+    given += ["--ignore-eos", "--include-stop-str-in-output"]
+    assert await generate(router, "Why?", *given) == 0
+    expected: dict[str, Any] = flags | {
+        "logit_bias": {5: 1.5},
+        "stop": ["end"],
+        "stop_token_ids": [8, 9],
+    }
+    expected |= {"ignore_eos": True, "include_stop_str_in_output": True}
+    assert router.requests[0].sampling == common_pb2.SamplingParams(**expected)
+    names = common_pb2.SamplingParams.DESCRIPTOR.fields_by_name
+    assert set(names) == set(expected) == set(SamplingOptions.__annotations__)
+
+
+async def test_logprobs_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert await generate(FakeRouter(), "Why?", "--logprobs=2", "--prompt-logprobs=0") == 0
+    _, prompt, answer, timeline = capsys.readouterr().out.strip().split("\n\n", 3)
+    assert prompt.splitlines()[1:] == ["         4    -7.500     12"]
+    assert answer.splitlines()[0] == "    answer   logprob   rank  likeliest"
+    assert answer.splitlines()[1:] == [
+        f"{10 + n:>10}    -0.250      1  {10 + n} -0.250  3 -1.500" for n in range(3)
+    ]
+    assert timeline.startswith("time to first token")
+    assert await generate(FakeRouter(), "Why?", "--logprobs=2", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["logprobs"][0] == {
+        "token_id": 10, "logprob": -0.25, "rank": 1, "top_logprobs": {"10": -0.25, "3": -1.5}
+    }  # fmt: skip
+    assert "prompt_logprobs" not in told
 
 
 async def test_the_json_form_needs_only_an_answer() -> None:

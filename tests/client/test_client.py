@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tasuki.client import ChatMessage, Client, GenerateOutput
+from tasuki.client import ChatMessage, Client, GenerateOutput, TokenLogprob
 from tasuki.errors import (
     CancelledError,
     DeadlineError,
@@ -49,6 +49,14 @@ class Inference(inference_pb2_grpc.InferenceServicer):
         await context.write(
             response(request_id="r", index=0, token_ids=[5, 6], text="he", token_offsets=[0.1, 0.2])
         )
+        if request.model == "stop":
+            told = common_pb2.TokenLogprob(
+                token_id=7, logprob=-0.5, rank=2, top_token_ids=[8], top_logprobs=[-0.25]
+            )
+            await context.write(response(index=2, token_ids=[7], logprobs=[told]))
+            await context.write(response(index=0, prompt_logprobs=[told, told]))
+            await context.write(response(index=3, stop_token_id=7))
+            await context.write(response(index=3, stop_string="end"))
         if request.model == "hang":
             await asyncio.Event().wait()
         if request.model == "odd":
@@ -138,6 +146,7 @@ async def test_what_is_sent() -> None:
             ("system", "be kind"),
             ("user", "hi"),
         ]
+        assert not chat.sampling.ByteSize()  # nothing given: all is left to the cluster
         assert not chat.sampling.HasField("max_tokens")
         assert not chat.sampling.HasField("seed")
         assert not chat.slo.HasField("ttft_ms")
@@ -147,6 +156,16 @@ async def test_what_is_sent() -> None:
         assert ids.sampling.ignore_eos
         assert (ids.request_id, ids.model, ids.slo.ttft_ms) == ("mine", "tiny", 100)
         assert not ids.slo.HasField("tpot_ms")
+
+
+async def test_logprobs_and_why_it_stopped() -> None:
+    async with cluster() as (inference, client):
+        outputs = await all_of(client.generate(prompt="a", model="stop", stop="end"))
+        told = TokenLogprob(7, -0.5, 2, {8: -0.25})
+        assert outputs[1].logprobs == (told,)
+        assert outputs[2].prompt_logprobs == (told, told)
+        assert [output.stop_reason for output in outputs[2:5]] == [None, 7, "end"]
+        assert list(inference.requests[0].sampling.stop) == ["end"]
 
 
 async def test_an_empty_prompt_is_a_prompt_and_the_cluster_decides() -> None:
@@ -164,6 +183,11 @@ async def test_an_empty_prompt_is_a_prompt_and_the_cluster_decides() -> None:
         {"prompt": "a", "max_tokens": -1},
         {"prompt": "a", "max_tokens": 1 << 40},
         {"prompt": "a", "seed": -1},
+        {"prompt": "a", "top_k": -1},
+        {"prompt": "a", "top_p": "most"},
+        {"prompt": "a", "logit_bias": {-1: 1.0}},
+        {"prompt": "a", "stop": [7]},
+        {"prompt": "a", "no_such_option": 1},
         {"prompt_token_ids": [-1]},
         {"prompt_token_ids": ["x"]},
         {"messages": ["just text"]},

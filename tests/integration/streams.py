@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-from tasuki.client import Client, Placement, Timings, Usage
+from tasuki.client import Client, Placement, Timings, TokenLogprob, Usage
 from tasuki.messages import FinishReason
 
 NUM_TOKENS = 64
@@ -20,6 +21,9 @@ class Answer:
     usage: Usage
     timings: Timings
     placement: Placement
+    stop_reason: int | str | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -33,26 +37,34 @@ async def ask(
     token_ids: Sequence[int],
     *,
     max_tokens: int = NUM_TOKENS,
-    temperature: float = 0.0,
-    seed: int | None = None,
+    **sampling: Any,
 ) -> Answer:
     """One whole answer; checks that indices go on without a gap or a repetition."""
     tokens: list[int] = []
+    logprobs: list[TokenLogprob] = []
+    prompt_logprobs: list[TokenLogprob] = []
     text = ""
+    options: Any = {"ignore_eos": True} | sampling
     async for output in client.generate(
-        prompt_token_ids=token_ids,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        seed=seed,
-        ignore_eos=True,
+        prompt_token_ids=token_ids, max_tokens=max_tokens, **options
     ):
         assert output.index == len(tokens)
         tokens += output.token_ids
+        logprobs += output.logprobs
+        prompt_logprobs += output.prompt_logprobs
         text += output.text
     assert output.finish_reason is not None
     assert output.usage is not None
     assert output.timings is not None
     assert output.placement is not None
     return Answer(
-        tokens, text, output.finish_reason, output.usage, output.timings, output.placement
+        tokens,
+        text,
+        output.finish_reason,
+        output.usage,
+        output.timings,
+        output.placement,
+        output.stop_reason,
+        logprobs,
+        prompt_logprobs,
     )

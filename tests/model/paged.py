@@ -51,14 +51,14 @@ class Paged:
                 token_ids=run.tokens[run.computed : run.computed + count],
                 start=run.computed,
                 block_ids=run.block_ids,
-                sample=run.computed + count == len(run.tokens),
+                logits=int(run.computed + count == len(run.tokens)),
             )
             for run, count in parts
         ]
         rows = iter(self.model.forward(Batch.build(entries, self.layout), self.cache))
         for entry, (run, count) in zip(entries, parts, strict=True):
             run.computed += count
-            if entry.sample:
+            if entry.logits:
                 run.logits.append(next(rows).clone())
 
     def prefill(self, run: Run, sizes: Iterator[int]) -> None:

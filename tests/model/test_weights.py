@@ -54,7 +54,7 @@ def shard(directory: Path) -> None:
 
 def logits(directory: Path) -> torch.Tensor:
     paged = Paged(CausalLM.load(directory), 4)
-    batch = Batch.build([BatchEntry([5, 6, 7], 0, [2], True)], paged.layout)
+    batch = Batch.build([BatchEntry([5, 6, 7], 0, [2], 1)], paged.layout)
     return paged.model.forward(batch, paged.cache)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ from tasuki.messages import (
     StartDecode,
     StartPrefill,
     StreamEvents,
+    TokenLogprob,
     TokensEvent,
 )
 from tasuki.transfer.connector import Connector
@@ -64,6 +65,9 @@ class Outcome:
     failed: FailedEvent | None = None
     fallback: str = ""
     local: str = ""
+    kept_tokens: int = 0  # of a fallback
+    logprobs: list[TokenLogprob] = dataclasses.field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = dataclasses.field(default_factory=list)
 
 
 class InlinePair:
@@ -185,9 +189,15 @@ class InlinePair:
             self.decode.send(PrefillReply(handoff_id=handoff_id, event=event))
 
     async def ask(
-        self, prompt: list[int], *, split: bool = True, cache_salt: str = "", **sampling: Any
+        self,
+        prompt: list[int],
+        *,
+        split: bool = True,
+        given: Sequence[int] = (),
+        cache_salt: str = "",
+        **sampling: Any,
     ) -> Outcome:
-        """One request to its end."""
+        """One request to its end; `given` are output tokens of another decode worker."""
         self._next_stream += 1
         stream_id = self._next_stream
         queue: asyncio.Queue[Any] = asyncio.Queue()
@@ -196,21 +206,23 @@ class InlinePair:
         request = DecodeRequest(
             request_id=f"r{stream_id}",
             prompt_token_ids=prompt,
-            output_token_ids=[],
+            output_token_ids=list(given),
             sampling=SamplingParams(**wanted),
             prefill_candidates=[self.target] if split else [],
             cache_salt=cache_salt,
         )
         self.decode.send(StartDecode(stream_id=stream_id, request=request))
-        outcome = Outcome([])
+        outcome = Outcome(list(given))
         async with asyncio.timeout(DEADLINE):
             while outcome.finished is None and outcome.failed is None:
                 match await queue.get():
                     case TokensEvent() as event:
                         assert event.index == len(outcome.token_ids)
                         outcome.token_ids += event.token_ids
+                        outcome.logprobs += event.logprobs
+                        outcome.prompt_logprobs += event.prompt_logprobs
                     case FallbackEvent() as event:
-                        outcome.fallback = event.reason
+                        outcome.fallback, outcome.kept_tokens = event.reason, event.kept_tokens
                     case LocalEvent() as event:
                         outcome.local = event.reason
                     case FinishedEvent() as event:

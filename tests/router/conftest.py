@@ -20,7 +20,7 @@ from router.process import Router
 from router.served_model import ServedModel
 from tasuki.messages import Role
 from tasuki.server.grpc_server import internal_channel
-from tasuki.v1 import inference_pb2, inference_pb2_grpc
+from tasuki.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 from tests.router.fake_worker import MODEL_ID, FakeWorker, wait_until
 
 CONFIG = {
@@ -86,9 +86,9 @@ class Harness:
             request.messages.SetInParent()
             for role, content in messages:
                 request.messages.messages.add(role=role, content=content)
-        for name in ("max_tokens", "temperature", "seed", "ignore_eos"):
-            if name in fields:
-                setattr(request.sampling, name, fields.pop(name))
+        names = common_pb2.SamplingParams.DESCRIPTOR.fields_by_name
+        sampling = {name: fields.pop(name) for name in names if name in fields}
+        request.sampling.MergeFrom(common_pb2.SamplingParams(**sampling))
         for name in ("ttft_ms", "tpot_ms"):
             if name in fields:
                 setattr(request.slo, name, fields.pop(name))

@@ -44,6 +44,41 @@ CASES: dict[str, tuple[dict[str, Any], grpc.StatusCode, str, str]] = {
     "temperature infinite": (
         {"text": "x", "temperature": float("inf")}, INVALID, "invalid", "temperature is inf",
     ),
+    "top_p 0": ({"text": "x", "top_p": 0.0}, INVALID, "invalid", "top_p is 0.0; expected above 0"),
+    "min_p 1": ({"text": "x", "min_p": 1.0}, INVALID, "invalid", "min_p is 1.0"),
+    "repetition_penalty 0": (
+        {"text": "x", "repetition_penalty": 0.0}, INVALID, "invalid", "repetition_penalty is 0.0",
+    ),
+    "presence_penalty": (
+        {"text": "x", "presence_penalty": -2.1}, INVALID, "invalid", "presence_penalty is -2.1",
+    ),
+    "frequency_penalty": (
+        {"text": "x", "frequency_penalty": float("nan")}, INVALID, "invalid", "expected -2 to 2",
+    ),
+    "min_tokens over max_tokens": (
+        {"text": "x", "max_tokens": 3, "min_tokens": 4}, INVALID, "invalid", "min_tokens is 4",
+    ),
+    "min_tokens over what fits": (
+        {"text": "x", "min_tokens": 2048}, INVALID, "invalid", "max_tokens, which is 2047",
+    ),
+    "bias too large": (
+        {"text": "x", "logit_bias": {5: -100.5}}, INVALID, "invalid", "logit_bias of token 5",
+    ),
+    "bias of no token": (
+        {"text": "x", "logit_bias": {300: 1.0}}, INVALID, "invalid", "logit_bias names token 300",
+    ),
+    "stop token outside": (
+        {"text": "x", "stop_token_ids": [300]}, INVALID, "invalid", "has ids 0 to 299",
+    ),
+    "too many stops": ({"text": "x", "stop": ["a"] * 17}, INVALID, "invalid", "stop has 17 texts"),
+    "empty stop": ({"text": "x", "stop": [""]}, INVALID, "invalid", "a stop has 0 characters"),
+    "long stop": ({"text": "x", "stop": ["s" * 257]}, INVALID, "invalid", "257 characters"),
+    "logprobs 21": (
+        {"text": "x", "logprobs": 21}, INVALID, "invalid", "expected unset, or 0 to 20",
+    ),
+    "prompt_logprobs 99": (
+        {"text": "x", "prompt_logprobs": 99}, INVALID, "invalid", "prompt_logprobs is 99",
+    ),
     "id outside": (
         {"token_ids": [1, 300, 2]}, INVALID, "invalid",
         "token id 300 at position 1 of the prompt is outside the vocabulary",
@@ -53,6 +88,10 @@ CASES: dict[str, tuple[dict[str, Any], grpc.StatusCode, str, str]] = {
     ),
     "slo 0": ({"text": "x", "ttft_ms": 0.0}, INVALID, "invalid", "slo.ttft_ms is 0.0"),
     "slo NaN": ({"text": "x", "tpot_ms": float("nan")}, INVALID, "invalid", "slo.tpot_ms is nan"),
+    "priority 101": ({"text": "x", "priority": 101}, INVALID, "invalid", "priority is 101"),
+    "long cache salt": (
+        {"text": "x", "cache_salt": "s" * 257}, INVALID, "invalid", "cache_salt has 257 characters",
+    ),
     "long request id": (
         {"text": "x", "request_id": "r" * 257}, INVALID, "invalid", "request_id has 257 characters",
     ),

@@ -252,3 +252,11 @@ async def test_a_client_never_sees_a_token_twice_or_out_of_order(
         assert error.code() in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE)
         assert h.metric("requests_total", outcome="failed") == 1
         assert h.total("slo_requests_total") == 1
+
+
+async def test_priority_and_cache_salt_reach_the_worker(harness: MakeHarness) -> None:
+    async with harness() as h:
+        await h.outputs(text="x", max_tokens=1, priority=-3, cache_salt="tenant")
+        await h.outputs(text="x", max_tokens=1)
+        asked = [(request.priority, request.cache_salt) for request in h.decodes[0].decodes]
+        assert asked == [(-3, "tenant"), (0, "")]

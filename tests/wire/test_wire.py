@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tasuki import messages as m
 from tasuki.errors import InvalidRequestError
-from tasuki.v1 import worker_pb2
+from tasuki.v1 import common_pb2, worker_pb2
 from tasuki.wire import values
 from tasuki.wire.decode import (
     decode_event_from_proto,
@@ -43,13 +43,36 @@ hex_ids = st.text("0123456789abcdef", min_size=32, max_size=32)
 token_ids = st.lists(u32, max_size=6)
 prompts = st.lists(u32, min_size=1, max_size=6)
 addresses = st.builds(lambda port: f"127.0.0.1:{port}", st.integers(1, 65535))
+counts = st.none() | st.integers(0, 20)
 sampling = st.builds(
     m.SamplingParams,
-    max_tokens=st.integers(1, 2**32 - 1),
-    temperature=st.floats(0, 100),
+    max_tokens=st.integers(1000, 2**32 - 1),
+    min_tokens=st.integers(0, 1000),
+    temperature=st.just(0.0) | st.floats(1e-5, 1e5),
+    top_k=u32,
+    top_p=st.floats(0, 1, exclude_min=True),
+    min_p=st.floats(0, 1, exclude_max=True),
+    repetition_penalty=st.floats(1e-5, 1e5),
+    presence_penalty=st.floats(-2, 2),
+    frequency_penalty=st.floats(-2, 2),
+    logit_bias=st.dictionaries(u32, st.floats(-100, 100), max_size=3),
     seed=u64,
     ignore_eos=st.booleans(),
+    stop_token_ids=st.lists(u32, max_size=3),
+    logprobs=counts,
+    prompt_logprobs=counts,
 )
+logprob = st.integers(0, 2).flatmap(
+    lambda count: st.builds(
+        m.TokenLogprob,
+        token_id=u32,
+        logprob=st.floats(-100, 0),
+        rank=st.integers(1, 2**32 - 1),
+        top_token_ids=st.lists(u32, min_size=count, max_size=count),
+        top_logprobs=st.lists(st.floats(-100, 0), min_size=count, max_size=count),
+    )
+)
+logprobs = st.lists(logprob, max_size=3)
 targets = st.builds(m.PrefillTarget, worker_id=names, worker_epoch=u64, address=addresses)
 timeouts = st.none() | st.floats(-10, 1e6)
 finish = st.sampled_from(list(m.FinishReason))
@@ -77,6 +100,10 @@ token_events = token_ids.flatmap(
         token_ids=st.just(ids),
         offsets=st.lists(seconds, min_size=len(ids), max_size=len(ids)),
         parts=st.none() | parts,
+        logprobs=st.just([]) | st.lists(logprob, min_size=len(ids), max_size=len(ids)),
+        prompt_logprobs=logprobs,
+        cached_tokens=u32,
+        computed_prompt_tokens=u32,
     )
 )
 decode_events = st.one_of(
@@ -92,6 +119,7 @@ decode_events = st.one_of(
         cached_tokens=u32,
         computed_prompt_tokens=u32,
         preemptions=u32,
+        stop_token_id=st.none() | u32,
         handoff=st.builds(
             m.HandoffTimings,
             transfer=seconds,
@@ -126,6 +154,8 @@ prefill_events = st.one_of(
         cached_tokens=u32,
         queue_seconds=seconds,
         compute_seconds=seconds,
+        logprob=st.none() | logprob,
+        prompt_logprobs=logprobs,
     ),
 )
 layouts = st.builds(
@@ -316,6 +346,23 @@ def a_decode_request() -> worker_pb2.DecodeRequest:
         (lambda r: setattr(r.sampling, "max_tokens", 0), "max_tokens"),
         (lambda r: setattr(r.sampling, "temperature", math.nan), "temperature"),
         (lambda r: setattr(r.sampling, "temperature", -1.0), "temperature"),
+        (lambda r: setattr(r.sampling, "temperature", 1e-300), "temperature"),
+        (lambda r: setattr(r.sampling, "min_tokens", 129), "min_tokens is 129.*which is 128"),
+        (lambda r: setattr(r.sampling, "top_p", 0.0), "top_p is 0"),
+        (lambda r: setattr(r.sampling, "top_p", math.nan), "top_p is nan"),
+        (lambda r: setattr(r.sampling, "min_p", 1.0), "min_p is 1"),
+        (lambda r: setattr(r.sampling, "min_p", -0.1), "min_p"),
+        (lambda r: setattr(r.sampling, "repetition_penalty", 0.0), "repetition_penalty is 0"),
+        (lambda r: setattr(r.sampling, "repetition_penalty", math.inf), "repetition_penalty"),
+        (lambda r: setattr(r.sampling, "presence_penalty", 2.5), "presence_penalty is 2.5"),
+        (lambda r: setattr(r.sampling, "frequency_penalty", math.nan), "frequency_penalty"),
+        (lambda r: r.sampling.logit_bias.update({3: 101.0}), "logit_bias of token 3 is 101"),
+        (lambda r: r.sampling.logit_bias.update({3: math.nan}), "logit_bias of token 3"),
+        (lambda r: r.sampling.logit_bias.update(dict.fromkeys(range(1025), 0.0)), "1025 entries"),
+        (lambda r: r.sampling.stop_token_ids.extend(range(65)), "stop_token_ids has 65"),
+        (lambda r: r.sampling.stop.append("x"), "stop strings"),
+        (lambda r: setattr(r.sampling, "logprobs", 21), "logprobs is 21"),
+        (lambda r: setattr(r.sampling, "prompt_logprobs", 21), "prompt_logprobs is 21"),
         (lambda r: setattr(r, "timeout", math.inf), "timeout"),
         (lambda r: r.prefill_candidates.add(worker_id="p", address="nowhere"), "address"),
         (lambda r: r.prefill_candidates.add(worker_id="p", address="h:99999"), "address"),
@@ -366,3 +413,15 @@ def test_offsets_must_match_tokens() -> None:
 def test_an_impossible_report_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="impossible"):
         report_from_proto(worker_pb2.LoadReport(free_blocks=2, total_blocks=1, block_size=16))
+
+
+def test_logprobs_must_match() -> None:
+    tokens = worker_pb2.Tokens(
+        index=0, token_ids=[1, 2], offsets=[0.1, 0.2], logprobs=[common_pb2.TokenLogprob(rank=1)]
+    )
+    with pytest.raises(InvalidRequestError, match="2 tokens came with 1 logprobs"):
+        decode_event_from_proto(worker_pb2.DecodeEvent(tokens=tokens))
+    lame = common_pb2.TokenLogprob(token_id=1, top_token_ids=[1])
+    first = worker_pb2.FirstToken(logprob=lame)
+    with pytest.raises(InvalidRequestError, match="1 top_token_ids came with 0"):
+        prefill_event_from_proto(worker_pb2.PrefillEvent(first_token=first))
