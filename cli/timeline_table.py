@@ -74,13 +74,20 @@ def _transfer(timings: Timings) -> str:
     return f"{amount}, {timings.transfer_bytes / timings.transfer / 1e9:.2f} GB/s"
 
 
+def _which_stop(last: GenerateOutput) -> str:
+    if last.stop_reason is None:
+        return ""
+    kind = "" if isinstance(last.stop_reason, str) else "token "
+    return f" ({kind}{last.stop_reason!r})"
+
+
 def _counts(last: GenerateOutput) -> list[str]:
     assert last.usage is not None, "render has looked"
     usage = last.usage
     cached = f" ({usage.cached_tokens} cached)" if usage.cached_tokens else ""
     lines = [
         f"tokens: {usage.prompt_tokens} in{cached}, {usage.completion_tokens} out, "
-        f"ended by {last.finish_reason or 'nothing'}"
+        f"ended by {last.finish_reason or 'nothing'}{_which_stop(last)}"
     ]
     if last.timings is not None and last.timings.slo_result:
         lines.append(f"objective: {last.timings.slo_result}")

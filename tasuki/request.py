@@ -119,6 +119,7 @@ class Request:
         end = start + count
         if self.prompt_logprobs is None:
             return int(end == self.num_tokens)
+        assert start <= len(self.prompt_logprobs), "a part of the prompt was not computed here"
         return max(0, end - max(start, len(self.prompt_logprobs)))
 
     def add_prompt_logprobs(self, logprobs: Iterable[TokenLogprob]) -> None:

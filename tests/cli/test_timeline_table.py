@@ -6,6 +6,7 @@ import dataclasses
 import re
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -93,6 +94,12 @@ def test_one_token_has_no_second_one() -> None:
 
 def test_cached_tokens_are_named() -> None:
     assert "90 in (16 cached), 3 out" in render(last(usage={"cached_tokens": 16}))
+
+
+@pytest.mark.parametrize(("reason", "shown"), [("\n\n", r"('\n\n')"), (7, "(token 7)")])
+def test_the_stop_is_named(reason: str | int, shown: str) -> None:
+    stopped = dataclasses.replace(last(), finish_reason=FinishReason.STOP, stop_reason=reason)
+    assert f"3 out, ended by stop {shown}" in render(stopped)
 
 
 def test_an_instant_answer_does_not_divide_by_zero() -> None:

@@ -30,6 +30,7 @@ from tasuki.messages import (
     FallbackEvent,
     FinishedEvent,
     FinishReason,
+    FirstTokenEvent,
     FromEngine,
     KnownPrefillWorkers,
     LinkEnded,
@@ -68,6 +69,7 @@ class Outcome:
     kept_tokens: int = 0  # of a fallback
     logprobs: list[TokenLogprob] = dataclasses.field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = dataclasses.field(default_factory=list)
+    computed_prompt_tokens: int = 0  # as the first tokens said
 
 
 class InlinePair:
@@ -90,6 +92,7 @@ class InlinePair:
         self.metrics: dict[str, float] = {}
         self.reports: dict[str, LoadReport] = {}
         self.changed = asyncio.Condition()
+        self.first_tokens: list[FirstTokenEvent] = []  # as the prefill worker told them
         self._streams: dict[int, asyncio.Queue[Any]] = {}
         self._handoff_of: dict[int, str] = {}
         self._next_stream = 0
@@ -181,6 +184,8 @@ class InlinePair:
             self._streams[stream_id].put_nowait(event)
             return
         handoff_id = self._handoff_of[stream_id]
+        if isinstance(event, FirstTokenEvent):
+            self.first_tokens.append(event)
         if isinstance(event, FailedEvent | PrefillDoneEvent):
             del self._handoff_of[stream_id]
             error = event.error if isinstance(event, FailedEvent) else None
@@ -220,6 +225,7 @@ class InlinePair:
                         assert event.index == len(outcome.token_ids)
                         outcome.token_ids += event.token_ids
                         outcome.logprobs += event.logprobs
+                        outcome.computed_prompt_tokens += event.computed_prompt_tokens
                         outcome.prompt_logprobs += event.prompt_logprobs
                     case FallbackEvent() as event:
                         outcome.fallback, outcome.kept_tokens = event.reason, event.kept_tokens

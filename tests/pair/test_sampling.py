@@ -93,6 +93,9 @@ async def test_a_stop_token_ends_a_request_wherever_it_comes(tiny_model: Path) -
                 assert outcome.finished.finish_reason is FinishReason.STOP
                 assert outcome.finished.stop_token_id == stop
                 assert outcome.fallback == ""
+                assert outcome.computed_prompt_tokens == (0 if split else len(PROMPT))
+        ends = [FinishReason.STOP if whole.index(whole[n]) == 0 else None for n in places]
+        assert [first.finish_reason for first in pair.first_tokens] == ends
         await pair.until_idle()
 
 
@@ -110,6 +113,10 @@ async def test_min_tokens_hold_on_both_workers(tiny_model: Path) -> None:
             assert len(one.token_ids) > n
             assert not set(one.token_ids[:-1]) & set(stops)
             assert one.token_ids[-1] in stops
+        first = got[0].token_ids[:1]
+        for split in (True, False):  # what would be the first token is masked there
+            one = await pair.ask(PROMPT, split=split, stop_token_ids=first, min_tokens=1)
+            assert one.token_ids[:1] != first
 
 
 async def test_logprobs_are_those_of_the_raw_distribution(tiny_model: Path) -> None:
