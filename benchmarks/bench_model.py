@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasuki.convert.cache import cache_root
+from tasuki.cache_root import cache_root
 from tasuki.convert.demo import ensure_demo
 from tasuki.convert.random_llama import RandomLlama, make_random_llama
 from tasuki.errors import ModelError

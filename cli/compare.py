@@ -12,6 +12,7 @@ from pathlib import Path
 from cli.cluster_spec import ClusterSpec
 from cli.command import Command
 from cli.interrupts import run_interruptible
+from cli.kernels import prepare_kernels
 from cli.local_cluster import LocalCluster
 from cli.model_directory import obtain_model
 from cli.say import say
@@ -67,6 +68,7 @@ class CompareRun:
     async def serve(self) -> None:
         config = self._config
         model = await obtain_model(config.model)
+        await prepare_kernels()
         slo = Slo(ttft=config.slo_ttft_ms / 1000, tpot=config.slo_tpot_ms / 1000)
         comparison = QuickComparison.prepare(
             model, slo, time_scale=config.time_scale, seed=config.seed

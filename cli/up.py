@@ -19,6 +19,7 @@ from cli.cluster_spec import LOOPBACK, module_program
 from cli.command import Command
 from cli.free_port import check_port_free
 from cli.interrupts import die_with_parent, run_interruptible
+from cli.kernels import prepare_kernels
 from cli.local_cluster import LocalCluster, Probe
 from cli.model_directory import obtain_model
 from cli.readiness import missing_parts
@@ -70,7 +71,9 @@ class UpRun:
         config.spec(Path())  # before minutes of work: whether all settings can be used
         check_port_free(LOOPBACK, config.port)
         model = await obtain_model(config.model, self._program("tasuki.convert"))
+        native = config.native and await prepare_kernels()
         spec = dataclasses.replace(config.spec(model), program=self._program)
+        spec = dataclasses.replace(spec, worker=dataclasses.replace(spec.worker, native=native))
         say(f"Starting {size(config)} with model {model.name}.")
         self._cluster = LocalCluster(spec, probe=self._probe)
         async with self._cluster as cluster:

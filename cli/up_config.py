@@ -35,6 +35,7 @@ class UpConfig:
         metavar="auto|demo|tiny|DIR",
     )
     dtype: str = same_as(WorkerConfig, "dtype")
+    native: bool = same_as(WorkerConfig, "native")
     prefill: int | None = setting(None, "Prefill workers; 1 when nothing is said.", metavar="N")
     decode: int | None = setting(None, "Decode workers; 1 when nothing is said.", metavar="M")
     colocated: int = setting(

@@ -156,7 +156,10 @@ class WorkerConfig:
     """Settings of a prefill or decode worker: its server process and its engine process."""
 
     model: str = setting("", "Model directory.", metavar="DIR")
-    dtype: str = setting("float32", "Element type of weights and KV.", choices=("float32",))
+    dtype: str = setting(
+        "float32", "Element type of weights and KV.", choices=("float32", "bfloat16")
+    )
+    native: bool = setting(True, "Compute with compiled kernels, where there is a C++ compiler.")
     host: str = setting("127.0.0.1", "Address to listen on.")
     port: int = setting(0, "gRPC port; 0 takes a free one.")
     metrics_port: int = setting(0, "Port of /metrics, /healthz and /readyz; 0 takes a free one.")

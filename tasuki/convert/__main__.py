@@ -13,7 +13,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from tasuki.convert.cache import cache_root
+from tasuki.cache_root import cache_root
 from tasuki.errors import TasukiError
 
 HELP = """\

@@ -12,12 +12,14 @@ a worker calls the three itself, and holds its lock for the first and the last o
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
+from tasuki.cache_root import cache_root
 from tasuki.clock import Clock, monotonic
 from tasuki.config import WorkerConfig
 from tasuki.engine import token_budget
@@ -28,9 +30,11 @@ from tasuki.kv.cache import KVCache
 from tasuki.kv.manager import KVCacheManager
 from tasuki.messages import FinishReason, LayoutDescription, SamplingParams
 from tasuki.messages.sampling import require_answerable, require_valid, require_vocabulary
+from tasuki.model import exactness
 from tasuki.model.config import ModelConfig
 from tasuki.model.transformer import CausalLM
 from tasuki.model.weights import weights_digest
+from tasuki.native import library
 from tasuki.request import Request
 from tasuki.scheduler.config import (
     Admission,
@@ -65,6 +69,7 @@ class Engine:
         self.runner = ModelRunner(model, cache)
         self.clock = clock
         self.prefill_tokens_per_second = 0.0
+        self.exact: bool | None = None  # whether a row's bits are its own business; see warm_up
         self._measures_budget = measures_budget
 
     @classmethod
@@ -81,12 +86,13 @@ class Engine:
                 "the positions this model was trained for"
             )
         torch.set_num_threads(config.threads)
-        layout = model_config.kv_layout(config.block_size, config.dtype)
+        native = config.native and library.load(cache_root(os.environ))
+        layout = model_config.kv_layout(config.block_size, config.dtype, keys_transposed=native)
         num_blocks = choose_num_blocks(layout, max_model_len, config.kv_blocks)
         require_memory(
             model_config.weight_bytes(config.dtype), layout, num_blocks, available_memory()
         )
-        model = CausalLM.load(directory, dtype=config.dtype)
+        model = CausalLM.load(directory, dtype=config.dtype, native=native)
         identity = layout.describe(
             model_id=model_config.model_id,
             weights_digest=weights_digest(directory),
@@ -187,9 +193,11 @@ class Engine:
         )
 
     def warm_up(self) -> None:
-        """Find the token budget if none was given, and run a full chunk and a few decode steps, so
-        that no request meets a cold path. Leaves the cache as if nothing had happened.
+        """Try whether computing is exact here, find the token budget if none was given, and run a
+        full chunk and a few decode steps, so that no request meets a cold path. Leaves the cache as
+        if nothing had happened.
         """
+        self.exact = exactness.holds(self.model, self.cache.layout)
         if self._measures_budget:
             budget = token_budget.choose(self._time_worst_step)
             self.scheduler.set_token_budget(budget)

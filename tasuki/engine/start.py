@@ -25,6 +25,7 @@ from tasuki.engine.loop import EngineLoop, status_of
 from tasuki.engine.transport import SocketTransport, Transport
 from tasuki.errors import TasukiError
 from tasuki.messages import EngineFailed, EngineReady
+from tasuki.model import exactness
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ def facts(engine: Engine) -> dict[str, str]:
     layout, pool = engine.cache.layout, engine.blocks.pool
     return {
         **engine.model.facts(),
+        "exactness": exactness.WORDS[engine.exact],
         "torch": str(torch.__version__),
         "threads": str(torch.get_num_threads()),
         "kv_blocks": f"{pool.num_blocks} of {layout.block_bytes} bytes",

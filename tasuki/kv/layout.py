@@ -10,19 +10,29 @@ from dataclasses import dataclass
 from tasuki.errors import LayoutMismatchError
 from tasuki.messages import LayoutDescription
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-LAYOUT_VERSION = "block-major-1"  # [block, layer, K|V, kv head, position, head_dim], row-major
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+# [block, layer, K|V, kv head, position, head_dim], row-major; in the second version K is
+# [.., head_dim, position]
+PLAIN_VERSION, TRANSPOSED_VERSION = "block-major-1", "block-major-2"
 
 
 @dataclass(frozen=True)
 class KVLayout:
-    """A block is one contiguous run of bytes: all layers, K and V, `block_size` positions."""
+    """A block is one contiguous run of bytes: all layers, K and V, `block_size` positions.
+
+    Which order K has within a block is the choice of what computes attention.
+    """
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
     block_size: int
     dtype: str = "float32"
+    keys_transposed: bool = False
+
+    @property
+    def version(self) -> str:
+        return TRANSPOSED_VERSION if self.keys_transposed else PLAIN_VERSION
 
     @property
     def block_bytes(self) -> int:
@@ -43,7 +53,7 @@ class KVLayout:
             num_kv_heads=self.num_kv_heads,
             head_dim=self.head_dim,
             block_size=self.block_size,
-            layout_version=LAYOUT_VERSION,
+            layout_version=self.version,
             numerics=numerics,
         )
 
@@ -67,5 +77,6 @@ def require_same_layout(ours: LayoutDescription, theirs: LayoutDescription) -> N
         if mine != other:
             raise LayoutMismatchError(
                 f"KV layouts differ in {name}: this worker has {mine!r}, the other has {other!r}; "
-                "start both workers with the same model directory, dtype and block size"
+                "start both workers with the same model directory, dtype and block size, and both "
+                "with or both without --no-native"
             )

@@ -59,7 +59,7 @@ class ChunkAttention:
         """
         plan, layout = self._plan, self._layout
         shape = (2, plan.tiles, layout.num_kv_heads, KEY_TILE, layout.head_dim)
-        keys, values = rows.index_select(0, plan.rows).view(shape).unbind(0)
+        keys, values = rows.index_select(0, plan.rows).float().view(shape).unbind(0)
         keys = keys.transpose(2, 3)
         self._q_real.copy_(q.transpose(0, 1))
         for piece in self._pieces:

@@ -86,7 +86,9 @@ class ModelConfig:
         _require_consistent(config, fields)
         return config
 
-    def kv_layout(self, block_size: int, dtype: str = "float32") -> KVLayout:
+    def kv_layout(
+        self, block_size: int, dtype: str = "float32", *, keys_transposed: bool = False
+    ) -> KVLayout:
         """The shape of this model's KV. Raises ConfigError for an impossible block size."""
         if block_size < 1 or KEY_TILE % block_size:
             raise ConfigError(
@@ -94,7 +96,9 @@ class ModelConfig:
             )
         if dtype not in DTYPE_BYTES:
             raise ConfigError(f"--dtype is {dtype!r}; expected one of {', '.join(DTYPE_BYTES)}")
-        return KVLayout(self.num_layers, self.num_kv_heads, self.head_dim, block_size, dtype)
+        return KVLayout(
+            self.num_layers, self.num_kv_heads, self.head_dim, block_size, dtype, keys_transposed
+        )
 
     def weight_bytes(self, dtype: str = "float32") -> int:
         """Bytes the loaded weights take. The head is packed, so it never shares the embeddings'

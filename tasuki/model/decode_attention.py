@@ -89,7 +89,7 @@ class DecodeAttention:
         self._q_real.copy_(q)
         torch.index_select(self._q, 0, entry_of_item, out=self._q_items)
         for slab in self._slabs:
-            torch.index_select(rows, 0, slab.key_rows, out=slab.gathered)
+            gather(rows, slab.key_rows, slab.gathered)
             torch.bmm(slab.q, slab.keys, out=slab.scores)
         scores = self._scores.add_(self._plan.mask)
         torch.amax(scores, -1, out=self._best[:-1])
@@ -97,7 +97,7 @@ class DecodeAttention:
         exp2_(scores.sub_(best.index_select(0, entry_of_item).unsqueeze_(-1)))
         torch.sum(scores, -1, out=self._sums[:-1])
         for slab in self._slabs:
-            torch.index_select(rows, 0, slab.value_rows, out=slab.gathered)
+            gather(rows, slab.value_rows, slab.gathered)
             torch.bmm(slab.scores, slab.values, out=slab.products)
         total = fold(self._by_entry(self._sums)).view(self._shape)
         mixed = fold(self._by_entry(self._products)).view(self._shape)
@@ -109,3 +109,11 @@ class DecodeAttention:
         if plan.full:
             return parts[:-1].view(plan.count, plan.parts_per_entry, -1)
         return parts.index_select(0, plan.parts).view(plan.count, plan.parts_per_entry, -1)
+
+
+def gather(rows: torch.Tensor, numbers: torch.Tensor, out: torch.Tensor) -> None:
+    """The rows of the cache with these numbers, as float32."""
+    if rows.dtype is out.dtype:
+        torch.index_select(rows, 0, numbers, out=out)
+    else:
+        out.copy_(rows.index_select(0, numbers))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -114,3 +115,61 @@ class ChunkPlan:
         keys = _tile_rows(block_ids, start + count, layout).flatten()
         rows = torch.cat([keys, keys + layout.num_kv_heads])
         return cls(first_row, count, start, tiles, rows)
+
+
+class Tokens(Protocol):
+    """What a plan asks of a batch's entry."""
+
+    @property
+    def token_ids(self) -> Sequence[int]: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def block_ids(self) -> Sequence[int]: ...
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """All rows of a step: where their KV goes, and what their attention reads."""
+
+    slots: torch.Tensor  # int64 [rows, 2 * kv heads]: rows of head_dim elements in layer 0
+    fresh_block_ids: tuple[int, ...]  # blocks whose first position is written now
+    decode: DecodePlan | None
+    chunks: tuple[ChunkPlan, ...]
+
+    @classmethod
+    def build(cls, entries: Sequence[Tokens], layout: KVLayout) -> StepPlan:
+        """`entries` in the order of their rows, those of one token first."""
+        block_ids: list[int] = []  # of every row's position
+        positions: list[int] = []
+        chunks: list[ChunkPlan] = []
+        singles: list[Tokens] = []
+        for entry in entries:
+            first_row, count = len(positions), len(entry.token_ids)
+            span = range(entry.start, entry.start + count)
+            positions += span
+            block_ids += [entry.block_ids[position // layout.block_size] for position in span]
+            if count > 1:
+                chunks.append(
+                    ChunkPlan.build(first_row, count, entry.start, entry.block_ids, layout)
+                )
+            else:
+                singles.append(entry)
+        fresh = (
+            block_id
+            for block_id, position in zip(block_ids, positions, strict=True)
+            if position % layout.block_size == 0
+        )
+        decode = None
+        if singles:
+            lengths = [entry.start + 1 for entry in singles]
+            decode = DecodePlan.build(lengths, [entry.block_ids for entry in singles], layout)
+        return cls(_slots(block_ids, positions, layout), tuple(fresh), decode, tuple(chunks))
+
+
+def _slots(block_ids: list[int], positions: list[int], layout: KVLayout) -> torch.Tensor:
+    """Where each row's keys, then values, go: indices into the cache seen as rows of head_dim."""
+    heads = torch.arange(2 * layout.num_kv_heads)
+    rows = cache_row(torch.tensor(block_ids), layout)[:, None] + heads[None, :]
+    offsets = torch.tensor(positions) % layout.block_size
+    return rows * layout.block_size + offsets[:, None]

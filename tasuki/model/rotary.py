@@ -25,9 +25,7 @@ class RotaryTable:
             torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
         )
         angles = torch.outer(torch.arange(config.max_position).float(), frequencies)
-        cos, sin = angles.cos(), angles.sin()
-        self._cos = torch.cat([cos, cos], -1)  # [max_position, head_dim]
-        self._sin = torch.cat([-sin, sin], -1)  # the halves change places before it multiplies
+        self.cos, self.sin = angles.cos(), angles.sin()  # [max_position, head_dim / 2]
         self._scale = math.log2(math.e) / math.sqrt(dim)
 
     def factors(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -39,8 +37,10 @@ class RotaryTable:
         queries, keys = config.num_heads, config.num_heads + config.num_kv_heads
         shape = (positions.shape[0], keys + config.num_kv_heads, config.head_dim)
         cos, sin = torch.ones(shape), torch.zeros(shape)
-        cos[:, :keys] = self._cos.index_select(0, positions)[:, None, :]
-        sin[:, :keys] = self._sin.index_select(0, positions)[:, None, :]
+        own_cos, own_sin = (t.index_select(0, positions) for t in (self.cos, self.sin))
+        cos[:, :keys] = torch.cat([own_cos, own_cos], -1)[:, None, :]
+        # the halves change places before it multiplies
+        sin[:, :keys] = torch.cat([-own_sin, own_sin], -1)[:, None, :]
         cos[:, :queries] *= self._scale
         sin[:, :queries] *= self._scale
         return cos, sin

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasuki.convert.cache import cache_root
+from tasuki.cache_root import cache_root
 from tasuki.convert.demo import MEMBER, demo_directory, download_wheel, ensure_demo, take_out
 from tasuki.convert.gguf_llama import checkpoint_name, unpermute
 from tasuki.convert.manifest import NAME

@@ -9,12 +9,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from tasuki.convert.cache import cache_root
+from tasuki.cache_root import cache_root
 from tasuki.convert.demo import ensure_demo
 from tasuki.convert.tiny import make_tiny
 from tasuki.errors import ModelError
+from tasuki.native import library
 from tests.model.reference import CASES, Reference, make_reference
 from tests.require import require
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kernels() -> None:
+    """Compiled and loaded: these tests try both ways of computing."""
+    assert library.load(cache_root(os.environ))
 
 
 @pytest.fixture(autouse=True)

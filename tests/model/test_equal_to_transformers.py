@@ -15,9 +15,9 @@ TIE = 1e-3  # a first difference is excused where the reference's two best logit
 EXCUSED_IN = 200  # at most one request in so many may need that
 
 
-@pytest.fixture(scope="module")
-def model(reference: Reference) -> CausalLM:
-    return CausalLM.load(reference.directory)
+@pytest.fixture(scope="module", params=[True, False], ids=["native", "torch"])
+def model(request: pytest.FixtureRequest, reference: Reference) -> CausalLM:
+    return CausalLM.load(reference.directory, native=request.param)
 
 
 def excused(runs: list[Run], streams: list[Stream]) -> int:

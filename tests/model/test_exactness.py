@@ -1,4 +1,6 @@
-"""A request's logits are the same bits in any chunks, beside anything, on any threads."""
+"""A request's logits are the same bits in any chunks, beside anything, on any threads: with
+compiled kernels and in plain torch, in float32 and bfloat16.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ import pytest
 import torch
 
 from tasuki.convert.random_llama import RandomLlama, make_random_llama
+from tasuki.model import exactness
 from tasuki.model.linear import PREPACKED
 from tasuki.model.row_unit import probe
 from tasuki.model.transformer import CausalLM
@@ -30,11 +33,27 @@ SHAPES = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=SHAPES)
+CASES = [
+    (shape, dtype, native)
+    for native in (True, False)
+    for dtype in ("float32", "bfloat16")
+    for shape in SHAPES
+    if native or dtype == "float32" or shape == "gqa"
+]
+
+
+@pytest.fixture(
+    scope="module", params=CASES, ids=lambda c: f"{c[0]}-{c[1]}-{'native' if c[2] else 'torch'}"
+)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CausalLM:
-    directory = tmp_path_factory.mktemp(request.param)
-    make_random_llama(directory, SHAPES[request.param], seed=4)
-    return CausalLM.load(directory)
+    shape, dtype, native = request.param
+    directory = tmp_path_factory.mktemp(shape)
+    make_random_llama(directory, SHAPES[shape], seed=4)
+    return CausalLM.load(directory, dtype=dtype, native=native)
+
+
+def is_native(model: CausalLM) -> bool:
+    return model.facts()["attention"] == "native"
 
 
 def prompt(model: CausalLM, length: int, seed: int) -> list[int]:
@@ -59,6 +78,7 @@ def whole(model: CausalLM) -> torch.Tensor:
 def test_this_machine_takes_the_exact_kernels(model: CausalLM) -> None:
     assert model.facts()["linears"] == PREPACKED
     assert not model.facts()["attention"].endswith("inexact")
+    assert exactness.holds(model, model.layout(16))
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 16, 63, 64, 65, 100, 128])
@@ -74,7 +94,8 @@ def test_threads(model: CausalLM, whole: torch.Tensor, threads: int, size: int) 
     # Three threads may share out the columns of a single narrow product. A model that is loaded
     # with
     # so many then says that it is inexact.
-    assert same or (threads > 2 and probe(model.config.head_dim) is None)
+    inexact = threads > 2 and not is_native(model) and probe(model.config.head_dim) is None
+    assert same or inexact
 
 
 @pytest.mark.parametrize("block_size", [1, 8, 32, 64])
@@ -136,12 +157,28 @@ def test_a_damaged_stranger_does_no_harm(model: CausalLM, whole: torch.Tensor) -
     assert torch.equal(run.logits[0], whole)
 
 
-def test_nothing_is_written_but_the_requests_blocks(tiny_directory: Path) -> None:
-    paged = Paged(CausalLM.load(tiny_directory), 30)
+@pytest.mark.parametrize("native", [True, False])
+def test_nothing_is_written_but_the_requests_blocks(tiny_directory: Path, native: bool) -> None:
+    paged = Paged(CausalLM.load(tiny_directory, native=native), 30)
     before = paged.cache.tensor.clone()
     run = paged.start([65], 20)
     paged.generate([run], 1)  # one row, so padding rows are there
     others = [b for b in range(30) if b not in run.block_ids]
     assert torch.equal(paged.cache.tensor[others], before[others])
-    untouched = paged.cache.tensor[run.block_ids[0], :, :, :, 1:]
-    assert not untouched.any()  # a block starts clean
+    untouched = paged.cache.tensor[run.block_ids[0], :, 1, :, 1:]  # values of later positions
+    if native:  # which reads no further than it has written
+        assert torch.equal(untouched, before[run.block_ids[0], :, 1, :, 1:])
+    else:  # a block starts clean
+        assert not untouched.any()
+
+
+def test_the_probe_sees_a_model_that_is_not_exact(tiny_directory: Path) -> None:
+    """Planted: a product that rounds by the number of its rows."""
+    model = CausalLM.load(tiny_directory)
+    linear = model._head
+
+    def by_rows(x: torch.Tensor) -> torch.Tensor:
+        return linear(x) * (1 + 1e-6 * x.shape[0])
+
+    model._head = by_rows  # type: ignore[assignment]
+    assert not exactness.holds(model, model.layout(16))

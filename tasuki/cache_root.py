@@ -1,4 +1,4 @@
-"""Where converted models are kept between runs: one folder per user."""
+"""Where converted models and compiled kernels are kept between runs: one folder per user."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tasuki.convert.cache import cache_root
+from tasuki.cache_root import cache_root
 from tasuki.errors import ConfigError
 
 

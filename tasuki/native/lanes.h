@@ -1,0 +1,147 @@
+// Sixteen float32 lanes: the one vector type of the kernels, on whatever this processor has.
+//
+// Plain operators are GCC's vector extensions and exist on every processor; only what they cannot
+// say (fused multiply-add, bfloat16) has a form per instruction set. Nothing here depends on which
+// lane a value stands in.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__) || (defined(__AVX2__) && defined(__FMA__))
+#include <immintrin.h>
+#endif
+
+namespace tasuki {
+
+constexpr int LANES = 16;
+typedef float Lanes __attribute__((vector_size(64)));
+typedef int32_t Ints __attribute__((vector_size(64)));
+typedef uint16_t Halves __attribute__((vector_size(32)));
+typedef uint16_t bf16;  // the upper half of a float32
+
+#define INLINE inline __attribute__((always_inline))
+
+INLINE Lanes all(float value) { return value - Lanes{}; }  // a broadcast: -0.0 stays -0.0
+INLINE Ints all_ints(int32_t value) { return value - Ints{}; }
+
+INLINE Lanes load(const float* from) {
+  Lanes lanes;
+  std::memcpy(&lanes, from, sizeof lanes);
+  return lanes;
+}
+
+INLINE void store(float* to, Lanes lanes) { std::memcpy(to, &lanes, sizeof lanes); }
+
+INLINE Lanes load(const bf16* from) {
+  Halves halves;
+  std::memcpy(&halves, from, sizeof halves);
+  return (Lanes)(__builtin_convertvector(halves, Ints) << 16);
+}
+
+INLINE float to_float(float value) { return value; }
+INLINE float to_float(bf16 value) {
+  const uint32_t bits = uint32_t(value) << 16;
+  float result;
+  std::memcpy(&result, &bits, sizeof result);
+  return result;
+}
+
+// Rounds to the nearest, ties to even, as torch does; a NaN stays one.
+INLINE bf16 to_bf16(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  if (value != value) return 0x7fc0;
+  return bf16((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+INLINE void store(bf16* to, Lanes lanes) {
+  const Ints bits = (Ints)lanes;
+  const Ints rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  const Ints nan = lanes != lanes;
+  const Halves halves = __builtin_convertvector((nan & 0x7fc0) | (~nan & rounded), Halves);
+  std::memcpy(to, &halves, sizeof halves);
+}
+
+INLINE void put(float* to, float value) { *to = value; }
+INLINE void put(bf16* to, float value) { *to = to_bf16(value); }
+
+// What a value becomes when it is kept as a T.
+INLINE Lanes rounded(Lanes lanes, const float*) { return lanes; }
+INLINE Lanes rounded(Lanes lanes, const bf16*) {
+  bf16 kept[LANES];
+  store(kept, lanes);
+  return load(kept);
+}
+
+INLINE Lanes fma(Lanes a, Lanes b, Lanes c) {
+#if defined(__AVX512F__)
+  return (Lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__) && defined(__FMA__)
+  struct Pair { __m256 low, high; } x, y, z;
+  std::memcpy(&x, &a, sizeof x);
+  std::memcpy(&y, &b, sizeof y);
+  std::memcpy(&z, &c, sizeof z);
+  x = {_mm256_fmadd_ps(x.low, y.low, z.low), _mm256_fmadd_ps(x.high, y.high, z.high)};
+  std::memcpy(&a, &x, sizeof a);
+  return a;
+#else
+  return a * b + c;
+#endif
+}
+
+INLINE Lanes choose(Ints mask, Lanes yes, Lanes no) {
+  return (Lanes)((mask & (Ints)yes) | (~mask & (Ints)no));
+}
+
+INLINE Lanes larger(Lanes a, Lanes b) { return choose(a > b, a, b); }
+
+// Lanes are added, or compared, in halves: always the same tree.
+INLINE float sum(Lanes lanes) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)lanes);
+#else
+  float part[LANES];
+  store(part, lanes);
+  for (int half = LANES / 2; half; half /= 2)
+    for (int i = 0; i < half; ++i) part[i] += part[i + half];
+  return part[0];
+#endif
+}
+
+INLINE float largest(Lanes lanes) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)lanes);
+#else
+  float part[LANES];
+  store(part, lanes);
+  for (int half = LANES / 2; half; half /= 2)
+    for (int i = 0; i < half; ++i) part[i] = part[i] > part[i + half] ? part[i] : part[i + half];
+  return part[0];
+#endif
+}
+
+// 2 ** x for x up to 127, to about one unit in the last place; 0 below -126, -inf included.
+//
+// x = n + f with n whole and f in [-0.5, 0.5]; 2 ** f is its Taylor series to degree 7, whose next
+// term is below 1e-8.
+INLINE Lanes exp2_lanes(Lanes x) {
+  const Ints vanishes = ~(x >= -126.0f);
+  const Lanes bounded = choose(vanishes, Lanes{}, x > 127.0f ? all(127.0f) : x);
+  const Lanes shifted = bounded + 0.5f;
+  const Ints toward_zero = __builtin_convertvector(shifted, Ints);
+  const Ints n = toward_zero + (Ints)(__builtin_convertvector(toward_zero, Lanes) > shifted);
+  const Lanes f = bounded - __builtin_convertvector(n, Lanes);
+  Lanes p = all(1.525273380e-5f);
+  p = fma(p, f, all(1.540353039e-4f));
+  p = fma(p, f, all(1.333355815e-3f));
+  p = fma(p, f, all(9.618129108e-3f));
+  p = fma(p, f, all(5.550410866e-2f));
+  p = fma(p, f, all(2.402265070e-1f));
+  p = fma(p, f, all(6.931471806e-1f));
+  p = fma(p, f, all(1.0f));
+  const Lanes scale = (Lanes)((n + 127) << 23);
+  return choose(vanishes, Lanes{}, p * scale);
+}
+
+}  // namespace tasuki
