@@ -1,4 +1,4 @@
-"""Makes a Llama model directory with random weights from a seed: the same bytes every time.
+"""Makes a model directory of the Llama family with random weights: of one seed, the same bytes.
 
 For tests and experiments. Writes weights and config.json only; whoever calls adds a tokenizer. No
 torch.
@@ -35,6 +35,15 @@ class RandomLlama:
     tie_word_embeddings: bool = False
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    qkv_bias: bool = False  # as Qwen2 has
+    qk_norm: bool = False  # as Qwen3 has
+
+    @property
+    def architecture(self) -> tuple[str, str]:
+        """The name in config.json, and the model type."""
+        if self.qk_norm:
+            return "Qwen3ForCausalLM", "qwen3"
+        return ("Qwen2ForCausalLM", "qwen2") if self.qkv_bias else ("LlamaForCausalLM", "llama")
 
 
 def make_random_llama(directory: Path, spec: RandomLlama, *, seed: int = 0) -> None:
@@ -65,6 +74,11 @@ def make_random_llama(directory: Path, spec: RandomLlama, *, seed: int = 0) -> N
             f"{prefix}.mlp.up_proj.weight": normal(inner, hidden),
             f"{prefix}.mlp.down_proj.weight": normal(hidden, inner),
         }
+        for name, width in (("q", queries), ("k", keys), ("v", keys)):
+            if spec.qkv_bias:
+                tensors[f"{prefix}.self_attn.{name}_proj.bias"] = normal(width)
+            if spec.qk_norm and name != "v":
+                tensors[f"{prefix}.self_attn.{name}_norm.weight"] = 1 + normal(spec.head_dim)
     tensors["model.norm.weight"] = ones()
     if not spec.tie_word_embeddings:
         tensors["lm_head.weight"] = normal(spec.vocab_size, hidden)
@@ -76,8 +90,8 @@ def config_json(spec: RandomLlama) -> dict[str, Any]:
     """The config.json of a Llama, as transformers 5 and older both read it."""
     eos = list(spec.eos_token_ids)
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": [spec.architecture[0]],
+        "model_type": spec.architecture[1],
         "vocab_size": spec.vocab_size,
         "hidden_size": spec.hidden_size,
         "intermediate_size": spec.intermediate_size,

@@ -25,7 +25,7 @@ from tasuki.config import WorkerConfig
 from tasuki.engine import token_budget
 from tasuki.engine.memory import available_memory, choose_num_blocks, require_memory
 from tasuki.engine.runner import ModelRunner
-from tasuki.errors import ConfigError, InvalidRequestError
+from tasuki.errors import ConfigError, InvalidRequestError, ModelError
 from tasuki.kv.cache import KVCache
 from tasuki.kv.manager import KVCacheManager
 from tasuki.messages import FinishReason, LayoutDescription, SamplingParams
@@ -86,6 +86,12 @@ class Engine:
                 "the positions this model was trained for"
             )
         torch.set_num_threads(config.threads)
+        window = model_config.sliding_window
+        if window is not None and max_model_len > window:
+            raise ModelError(
+                f"{directory} has a sliding_window of {window} positions, shorter than the context "
+                f"of {max_model_len}, which is not supported; start with --max-model-len {window}"
+            )
         native = config.native and library.load(cache_root(os.environ))
         layout = model_config.kv_layout(config.block_size, config.dtype, keys_transposed=native)
         num_blocks = choose_num_blocks(layout, max_model_len, config.kv_blocks)

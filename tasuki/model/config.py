@@ -1,4 +1,4 @@
-"""What a Llama-family model directory says about itself, checked. Reads JSON only; never torch.
+"""What a model directory says about itself, checked. Reads JSON only; never torch.
 
 Knows both generations of `config.json` (`rope_parameters` and `dtype`, or `rope_scaling`,
 `rope_theta` and `torch_dtype`). Everything that would change the arithmetic and is not implemented
@@ -7,34 +7,18 @@ is refused by name.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tasuki.errors import ConfigError, ModelError
 from tasuki.kv.layout import DTYPE_BYTES, KVLayout
+from tasuki.model.family import FAMILIES, ONLY, Family
 from tasuki.model.fields import Fields, read_json
+from tasuki.model.rope import Rope
 
-ARCHITECTURE = "LlamaForCausalLM"
 KEY_TILE = 64  # positions per attention tile; a tile is a whole number of KV blocks
-
-# Settings that change the arithmetic, and the values that leave it as it is implemented here.
-_ONLY: dict[str, tuple[Any, ...]] = {
-    "model_type": ("llama", None),
-    "quantization_config": (None,),
-    "hidden_act": ("silu", "swish", None),
-    "attention_bias": (False, None),
-    "mlp_bias": (False, None),
-    "sliding_window": (None,),
-    "use_sliding_window": (False, None),
-    "partial_rotary_factor": (1.0, None),
-    "attn_logit_softcapping": (None,),
-    "final_logit_softcapping": (None,),
-    "use_qk_norm": (False, None),
-    "is_encoder_decoder": (False, None),
-    "num_local_experts": (None,),
-}
+SLIDING = "sliding_attention"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +34,11 @@ class ModelConfig:
     num_kv_heads: int
     head_dim: int
     rms_norm_eps: float
-    rope_theta: float
+    rope: Rope
     max_position: int
+    sliding_window: int | None = None  # no layer looks back further: serve no longer contexts
+    qkv_bias: bool = False
+    qk_norm: bool = False
     tie_word_embeddings: bool
     bos_token_id: int | None
     eos_token_ids: frozenset[int]
@@ -63,7 +50,7 @@ class ModelConfig:
         Raises ModelError when the directory is no model, or one that is not supported.
         """
         fields = Fields(_config_file(path), read_json(_config_file(path)))
-        _require_supported(fields)
+        family = _family(fields)
         hidden_size = fields.positive("hidden_size")
         num_heads = fields.positive("num_attention_heads")
         vocab_size = fields.positive("vocab_size")
@@ -75,10 +62,13 @@ class ModelConfig:
             num_layers=fields.positive("num_hidden_layers"),
             num_heads=num_heads,
             num_kv_heads=fields.positive("num_key_value_heads", num_heads),
-            head_dim=fields.positive("head_dim", hidden_size // num_heads),
+            head_dim=fields.positive("head_dim", family.head_dim or hidden_size // num_heads),
             rms_norm_eps=fields.positive_number("rms_norm_eps", 1e-6),
-            rope_theta=_rope_theta(fields),
+            rope=Rope.from_fields(fields),
             max_position=fields.positive("max_position_embeddings", 2048),
+            sliding_window=_sliding_window(fields, family),
+            qkv_bias=family.qkv_bias,
+            qk_norm=family.qk_norm,
             tie_word_embeddings=fields.flag("tie_word_embeddings", False),
             bos_token_id=_first(fields.token_ids("bos_token_id", vocab_size)),
             eos_token_ids=_eos_token_ids(path, fields, vocab_size),
@@ -106,7 +96,9 @@ class ModelConfig:
         """
         attention = 2 * self.hidden_size * (self.num_heads + self.num_kv_heads) * self.head_dim
         mlp = 3 * self.hidden_size * self.intermediate_size
-        per_layer = attention + mlp + 2 * self.hidden_size
+        heads = self.num_heads + 2 * self.num_kv_heads
+        small = heads * self.qkv_bias + 2 * self.qk_norm
+        per_layer = attention + mlp + 2 * self.hidden_size + small * self.head_dim
         ends = 2 * self.vocab_size * self.hidden_size + self.hidden_size
         return (self.num_layers * per_layer + ends) * DTYPE_BYTES[dtype]
 
@@ -125,14 +117,17 @@ def _config_file(path: Path) -> Path:
     return file
 
 
-def _require_supported(fields: Fields) -> None:
+def _family(fields: Fields) -> Family:
     architectures = fields.raw("architectures")
-    if architectures != [ARCHITECTURE]:
-        found = ", ".join(map(str, architectures)) if isinstance(architectures, list) else "none"
+    named = architectures if isinstance(architectures, list) else []
+    family = FAMILIES.get(named[0]) if len(named) == 1 and isinstance(named[0], str) else None
+    if family is None:
+        found = ", ".join(map(str, named)) or "none"
         raise ModelError(
-            f"{fields.file} names the architecture {found}; only {ARCHITECTURE} is supported"
+            f"{fields.file} names the architecture {_short(found)}; "
+            f"only {', '.join(FAMILIES)} are supported"
         )
-    for name, allowed in _ONLY.items():
+    for name, allowed in {**ONLY, "model_type": (family.model_type, None)}.items():
         value = fields.raw(name)
         if not any(value is a or (type(value) is type(a) and value == a) for a in allowed):
             expected = " or ".join("absent" if a is None else repr(a) for a in allowed)
@@ -140,26 +135,23 @@ def _require_supported(fields: Fields) -> None:
                 f"{fields.file} has {name} = {_short(value)}, which is not supported; "
                 f"expected {expected}"
             )
+    return family
 
 
-def _rope_theta(fields: Fields) -> float:
-    """The base of rotary positions, from either generation of config.json."""
-    for name in ("rope_parameters", "rope_scaling"):
-        rope = fields.section(name)
-        kind = rope.raw("rope_type") or rope.raw("type") or "default"
-        if kind != "default":
-            raise ModelError(
-                f"{fields.file} has {name} of type {_short(kind)}, which is not supported; only "
-                "plain rotary positions ('default') are"
-            )
-        if rope.raw("partial_rotary_factor") not in (None, 1, 1.0):
-            raise ModelError(
-                f"{fields.file} has {name}.partial_rotary_factor, which is not supported; "
-                "all dimensions of a head must rotate"
-            )
-        if rope.raw("rope_theta") is not None:
-            return rope.positive_number("rope_theta", 0.0)
-    return fields.positive_number("rope_theta", 10000.0)
+def _sliding_window(fields: Fields, family: Family) -> int | None:
+    """Positions a layer can look back, where any layer is limited to fewer than all."""
+    layers = fields.raw("layer_types")
+    if isinstance(layers, list) and not set(map(str, layers)) <= {"full_attention", SLIDING}:
+        raise ModelError(
+            f"{fields.file} has layer_types {_short(sorted(set(map(str, layers))))}, which are not "
+            f"supported; expected 'full_attention' or '{SLIDING}'"
+        )
+    slides = isinstance(layers, list) and SLIDING in layers
+    if not slides and family.sliding_by_flag and not fields.flag("use_sliding_window", False):
+        return None
+    if fields.raw("sliding_window") is None:
+        return None
+    return fields.positive("sliding_window")
 
 
 def _eos_token_ids(path: Path, fields: Fields, vocab_size: int) -> frozenset[int]:
@@ -182,8 +174,6 @@ def _require_consistent(config: ModelConfig, fields: Fields) -> None:
         raise ModelError(
             f"{fields.file} gives head_dim {config.head_dim}; rotary positions need an even one"
         )
-    if not math.isfinite(config.rope_theta):
-        raise ModelError(f"{fields.file} gives rope_theta {config.rope_theta}; expected a number")
 
 
 def _first(ids: list[int]) -> int | None:

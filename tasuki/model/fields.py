@@ -51,6 +51,10 @@ class Fields:
             raise self._wrong(name, "an object")
         return Fields(self.file, value or {}, f"{self._prefix}{name}.")
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._values
+
     def positive(self, name: str, default: int | None = None) -> int:
         """A whole number above zero. Booleans and floats are not whole numbers."""
         value = self.raw(name)
@@ -70,6 +74,12 @@ class Fields:
         if type(value) not in (int, float) or not 0 < value < math.inf:
             raise self._wrong(name, "a number above zero")
         return float(value)
+
+    def required_number(self, name: str) -> float:
+        """A finite number above zero that must be there."""
+        if self.raw(name) is None:
+            raise ModelError(f"{self.file} has no {self._prefix}{name}; it must give one")
+        return self.positive_number(name, 0.0)
 
     def flag(self, name: str, default: bool) -> bool:
         value = self.raw(name)

@@ -11,6 +11,7 @@ import math
 import torch
 
 from tasuki.model.config import ModelConfig
+from tasuki.model.rope import Rope
 
 
 class RotaryTable:
@@ -21,9 +22,7 @@ class RotaryTable:
     def __init__(self, config: ModelConfig) -> None:
         self._config = config
         dim = config.head_dim
-        frequencies = 1.0 / config.rope_theta ** (
-            torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
-        )
+        frequencies = inverse_frequencies(config.rope, dim)
         angles = torch.outer(torch.arange(config.max_position).float(), frequencies)
         self.cos, self.sin = angles.cos(), angles.sin()  # [max_position, head_dim / 2]
         self._scale = math.log2(math.e) / math.sqrt(dim)
@@ -44,6 +43,28 @@ class RotaryTable:
         cos[:, :queries] *= self._scale
         sin[:, :queries] *= self._scale
         return cos, sin
+
+
+def inverse_frequencies(rope: Rope, dim: int) -> torch.Tensor:
+    """Radians per position for each pair of dimensions, float32 [dim / 2].
+
+    `llama3` is the scaling published with Llama 3.1: a wave that turns fewer than `low_freq_factor`
+    times within the original context is stretched, one that turns more than `high_freq_factor`
+    times is not.
+    """
+    plain = 1.0 / rope.theta ** (torch.arange(0, dim, 2, dtype=torch.int64).float() / dim)
+    if rope.kind == "default":
+        return plain
+    stretched = plain / rope.factor
+    if rope.kind == "linear":
+        return stretched
+    wavelength = 2 * math.pi / plain
+    turns = rope.original_max_position / wavelength
+    low, high = rope.low_freq_factor, rope.high_freq_factor
+    share = (turns - low) / (high - low)
+    between = (1 - share) * stretched + share * plain
+    scaled = torch.where(turns < low, stretched, plain)
+    return torch.where((turns >= low) & (turns <= high), between, scaled)
 
 
 def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

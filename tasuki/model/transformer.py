@@ -1,4 +1,4 @@
-"""A Llama-family causal language model over a paged KV cache.
+"""A causal language model of a Llama-shaped family over a paged KV cache.
 
 Knows nothing about requests, scheduling or sampling. Shapes: T rows of a step, D hidden size, H
 query heads, K key/value heads, d head_dim. Every operation treats rows independently and none is
@@ -44,10 +44,17 @@ class Layer:
         def linear(weight: torch.Tensor) -> Linear:
             return Linear(weight, kind=kind, dtype=dtype)
 
+        def maybe(weight: torch.Tensor | None) -> torch.Tensor | None:
+            return None if weight is None else kept(weight, dtype)
+
         return cls(
             attention_norm=kept(tensors.attention_norm, dtype),
             qkv=linear(tensors.qkv),
-            heads=HeadWeights(),
+            heads=HeadWeights(
+                qkv_bias=maybe(tensors.qkv_bias),
+                q_norm=maybe(tensors.q_norm),
+                k_norm=maybe(tensors.k_norm),
+            ),
             output=linear(tensors.output),
             mlp_norm=kept(tensors.mlp_norm, dtype),
             gate_up=linear(tensors.gate_up),

@@ -1,4 +1,4 @@
-"""Which tensors a Llama has, read from a checkpoint into the merged form the transformer computes
+"""Which tensors a model has, read from a checkpoint into the merged form the transformer computes
 with.
 
 Knows names and shapes; knows nothing about how products are computed.
@@ -31,6 +31,9 @@ class LayerTensors:
     mlp_norm: torch.Tensor
     gate_up: torch.Tensor
     down: torch.Tensor
+    qkv_bias: torch.Tensor | None  # merged like the weights
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -47,23 +50,29 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _layer(layer: int, name: str) -> str:
-    return f"model.layers.{layer}.{name}.weight"
+    return f"model.layers.{layer}.{name}"
 
 
 def _layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     hidden, inner = config.hidden_size, config.intermediate_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    return {
-        "input_layernorm": (hidden,),
-        "self_attn.q_proj": (queries, hidden),
-        "self_attn.k_proj": (keys, hidden),
-        "self_attn.v_proj": (keys, hidden),
-        "self_attn.o_proj": (hidden, queries),
-        "post_attention_layernorm": (hidden,),
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
+    shapes: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (hidden,),
+        "self_attn.q_proj.weight": (queries, hidden),
+        "self_attn.k_proj.weight": (keys, hidden),
+        "self_attn.v_proj.weight": (keys, hidden),
+        "self_attn.o_proj.weight": (hidden, queries),
+        "post_attention_layernorm.weight": (hidden,),
+        "mlp.gate_proj.weight": (inner, hidden),
+        "mlp.up_proj.weight": (inner, hidden),
+        "mlp.down_proj.weight": (hidden, inner),
     }
+    if config.qkv_bias:
+        shapes["self_attn.q_proj.bias"] = (queries,)
+        shapes["self_attn.k_proj.bias"] = shapes["self_attn.v_proj.bias"] = (keys,)
+    if config.qk_norm:
+        shapes["self_attn.q_norm.weight"] = shapes["self_attn.k_norm.weight"] = (config.head_dim,)
+    return shapes
 
 
 class ModelWeights:
@@ -78,7 +87,7 @@ class ModelWeights:
         unknown = sorted(filter(self._is_unknown, checkpoint.names()))
         if unknown:
             raise ModelError(
-                f"{checkpoint.directory} has {len(unknown)} tensors that a Llama does not use, "
+                f"{checkpoint.directory} has {len(unknown)} tensors that this model does not use, "
                 f"such as {unknown[0]}; ignoring them would change the results"
             )
 
@@ -105,13 +114,19 @@ class ModelWeights:
         """One layer at a time, so that no more than one is dense in memory."""
         for layer in range(self._config.num_layers):
             tensor = {name: self._read(_layer(layer, name)) for name in _layer_shapes(self._config)}
+            bias = None
+            if self._config.qkv_bias:
+                bias = torch.cat([tensor[f"self_attn.{x}_proj.bias"] for x in "qkv"])
             yield LayerTensors(
-                attention_norm=tensor["input_layernorm"],
-                qkv=torch.cat([tensor[f"self_attn.{x}_proj"] for x in "qkv"]),
-                output=tensor["self_attn.o_proj"],
-                mlp_norm=tensor["post_attention_layernorm"],
-                gate_up=torch.cat([tensor["mlp.gate_proj"], tensor["mlp.up_proj"]]),
-                down=tensor["mlp.down_proj"],
+                attention_norm=tensor["input_layernorm.weight"],
+                qkv=torch.cat([tensor[f"self_attn.{x}_proj.weight"] for x in "qkv"]),
+                output=tensor["self_attn.o_proj.weight"],
+                mlp_norm=tensor["post_attention_layernorm.weight"],
+                gate_up=torch.cat([tensor[f"mlp.{x}_proj.weight"] for x in ("gate", "up")]),
+                down=tensor["mlp.down_proj.weight"],
+                qkv_bias=bias,
+                q_norm=tensor.get("self_attn.q_norm.weight"),
+                k_norm=tensor.get("self_attn.k_norm.weight"),
             )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -111,6 +113,16 @@ def test_what_cannot_be_computed_is_refused(model: Path) -> None:
     with pytest.raises(InvalidRequestError, match="temperature"):
         engine.add(request(3, 5, temperature=float("nan")))
     assert not engine.has_work
+
+
+def test_a_sliding_window_shorter_than_the_context_is_refused(model: Path, tmp_path: Path) -> None:
+    shutil.copytree(model, tmp_path / "sliding")
+    file = tmp_path / "sliding" / "config.json"
+    config = json.loads(file.read_text()) | {"sliding_window": 128}
+    file.write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="sliding_window of 128"):
+        load(tmp_path / "sliding")
+    assert load(tmp_path / "sliding", max_model_len=128).max_model_len == 128
 
 
 def test_settings_that_do_not_fit_the_model_are_refused(model: Path, tmp_path: Path) -> None:

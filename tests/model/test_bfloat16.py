@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from transformers import AutoModelForCausalLM
 
 from tasuki.model.transformer import CausalLM
 from tests.model.paged import Paged
@@ -25,7 +25,7 @@ TIE = 0.06  # of the largest logit: a first difference is excused below this gap
 
 @pytest.fixture(scope="module")
 def peer(reference: Reference) -> Any:
-    return LlamaForCausalLM.from_pretrained(
+    return AutoModelForCausalLM.from_pretrained(
         reference.directory, dtype=torch.bfloat16, attn_implementation="eager"
     ).eval()
 

@@ -40,7 +40,7 @@ def write(directory: Path, values: Any, **more: Any) -> Path:
 def test_old_style(tmp_path: Path) -> None:
     config = ModelConfig.from_directory(write(tmp_path, OLD))
     assert config.model_id == tmp_path.name
-    assert (config.head_dim, config.num_kv_heads, config.rope_theta) == (16, 2, 5000.0)
+    assert (config.head_dim, config.num_kv_heads, config.rope.theta) == (16, 2, 5000.0)
     assert config.eos_token_ids == {2}
     assert not config.tie_word_embeddings
 
@@ -50,13 +50,13 @@ def test_new_style(tmp_path: Path) -> None:
     new = OLD | {"rope_parameters": rope, "dtype": "float32", "head_dim": 24}
     write(tmp_path, new, rope_theta="absent", rope_scaling="absent", torch_dtype="absent")
     config = ModelConfig.from_directory(tmp_path)
-    assert (config.rope_theta, config.head_dim) == (7000.0, 24)
+    assert (config.rope.theta, config.head_dim) == (7000.0, 24)
 
 
 def test_what_may_be_absent(tmp_path: Path) -> None:
     absent = ("num_key_value_heads", "rope_theta", "eos_token_id", "hidden_act", "model_type")
     config = ModelConfig.from_directory(write(tmp_path, OLD, **dict.fromkeys(absent, "absent")))
-    assert (config.num_kv_heads, config.rope_theta) == (4, 10000.0)
+    assert (config.num_kv_heads, config.rope.theta) == (4, 10000.0)
     assert config.eos_token_ids == frozenset()
 
 
@@ -75,17 +75,19 @@ def test_end_tokens(tmp_path: Path, own: Any, generation: Any, expected: set[int
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("architectures", ["MistralForCausalLM"]),
+        ("architectures", ["GemmaForCausalLM"]),
+        ("architectures", ["LlamaForCausalLM", "LlamaForCausalLM"]),
+        ("architectures", [5]),
         ("architectures", "absent"),
         ("model_type", "mixtral"),
         ("quantization_config", {"quant_method": "gptq"}),
         ("hidden_act", "gelu"),
         ("attention_bias", True),
         ("mlp_bias", True),
-        ("sliding_window", 4096),
+        ("layer_types", ["full_attention", "linear_attention"]),
         ("partial_rotary_factor", 0.5),
-        ("rope_scaling", {"type": "linear", "factor": 2.0}),
-        ("rope_scaling", {"rope_type": "llama3", "factor": 8.0}),
+        ("rope_scaling", {"type": "dynamic", "factor": 2.0}),
+        ("rope_scaling", {"rope_type": "longrope", "factor": 8.0}),
         ("rope_parameters", {"rope_type": "yarn", "rope_theta": 1.0}),
         ("rope_parameters", {"partial_rotary_factor": 0.25}),
     ],
@@ -113,6 +115,8 @@ def test_unsupported_is_refused_by_name(tmp_path: Path, name: str, value: Any) -
         ("rms_norm_eps", True),
         ("rope_theta", -1),
         ("rope_scaling", [1]),
+        ("rope_scaling", {"type": "linear", "factor": True}),
+        ("sliding_window", True),
         ("tie_word_embeddings", 1),
         ("eos_token_id", 1000),
         ("eos_token_id", [2, True]),
@@ -161,3 +165,75 @@ def test_weight_bytes(tmp_path: Path) -> None:
     config = ModelConfig.from_directory(write(tmp_path, OLD))
     layer = (64 + 32 + 32 + 64) * 64 + 3 * 64 * 128 + 2 * 64
     assert config.weight_bytes() == 4 * (2 * layer + 2 * 1000 * 64 + 64)
+
+
+# --- families -----------------------------------------------------------------------------------
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def named(architecture: str, model_type: str) -> dict[str, Any]:
+    return OLD | {"architectures": [architecture], "model_type": model_type}
+
+
+def test_families(tmp_path: Path) -> None:
+    qwen2 = ModelConfig.from_directory(write(tmp_path, named("Qwen2ForCausalLM", "qwen2")))
+    assert (qwen2.qkv_bias, qwen2.qk_norm, qwen2.head_dim) == (True, False, 16)
+    qwen3 = ModelConfig.from_directory(write(tmp_path, named("Qwen3ForCausalLM", "qwen3")))
+    assert (qwen3.qkv_bias, qwen3.qk_norm, qwen3.head_dim) == (False, True, 128)
+    mistral = ModelConfig.from_directory(write(tmp_path, named("MistralForCausalLM", "mistral")))
+    assert (mistral.qkv_bias, mistral.qk_norm, mistral.sliding_window) == (False, False, None)
+    with pytest.raises(ModelError, match="model_type"):
+        ModelConfig.from_directory(write(tmp_path, named("Qwen3ForCausalLM", "qwen2")))
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "window"),
+    [
+        (("MistralForCausalLM", "mistral"), {"sliding_window": 128}, 128),
+        (("MistralForCausalLM", "mistral"), {"sliding_window": None}, None),
+        (("Qwen2ForCausalLM", "qwen2"), {"sliding_window": 128}, None),
+        (("Qwen2ForCausalLM", "qwen2"), {"sliding_window": 128, "use_sliding_window": True}, 128),
+        (
+            ("Qwen3ForCausalLM", "qwen3"),
+            {"sliding_window": 128, "layer_types": ["full_attention", "sliding_attention"]},
+            128,
+        ),
+    ],
+)
+def test_a_sliding_window_counts_where_a_layer_has_one(
+    tmp_path: Path, family: tuple[str, str], settings: dict[str, Any], window: int | None
+) -> None:
+    config = ModelConfig.from_directory(write(tmp_path, named(*family) | settings))
+    assert config.sliding_window == window
+
+
+def test_scaled_rotary_positions_in_both_spellings(tmp_path: Path) -> None:
+    old = ModelConfig.from_directory(write(tmp_path, OLD, rope_scaling=LLAMA3)).rope
+    assert (old.kind, old.theta, old.factor, old.original_max_position) == ("llama3", 5000.0, 8, 64)
+    new = {"rope_parameters": LLAMA3 | {"rope_theta": 5000.0}}
+    write(tmp_path, OLD | new, rope_theta="absent", rope_scaling="absent")
+    assert ModelConfig.from_directory(tmp_path).rope == old
+    linear = ModelConfig.from_directory(
+        write(tmp_path, OLD, rope_scaling={"type": "linear", "factor": 4})
+    ).rope
+    assert (linear.kind, linear.factor) == ("linear", 4.0)
+
+
+@pytest.mark.parametrize("missing", sorted(LLAMA3.keys() - {"rope_type"}))
+def test_an_incomplete_scaling_is_named(tmp_path: Path, missing: str) -> None:
+    scaling = {key: value for key, value in LLAMA3.items() if key != missing}
+    with pytest.raises(ModelError, match=missing):
+        ModelConfig.from_directory(write(tmp_path, OLD, rope_scaling=scaling))
+
+
+def test_scaling_factors_in_the_wrong_order_are_refused(tmp_path: Path) -> None:
+    scaling = LLAMA3 | {"low_freq_factor": 4.0}
+    with pytest.raises(ModelError, match="low_freq_factor below high_freq_factor"):
+        ModelConfig.from_directory(write(tmp_path, OLD, rope_scaling=scaling))

@@ -122,7 +122,7 @@ def test_detokenizer(tokenizer: Tokenizer) -> None:
 def test_config(demo_directory: Path) -> None:
     config = ModelConfig.from_directory(demo_directory)
     assert (config.num_layers, config.num_heads, config.num_kv_heads) == (30, 9, 3)
-    assert (config.rope_theta, config.rms_norm_eps, config.max_position) == (1e5, 1e-5, 8192)
+    assert (config.rope.theta, config.rms_norm_eps, config.max_position) == (1e5, 1e-5, 8192)
     assert config.eos_token_ids == {2}
     assert config.kv_layout(16).block_bytes == 16 * 45 * 1024
 

@@ -30,6 +30,12 @@ SHAPES = {
         hidden_size=640, intermediate_size=2304, num_heads=9, num_kv_heads=3, num_layers=1,
         head_dim=128,
     ),
+    "qwen2": RandomLlama(
+        hidden_size=80, num_heads=4, num_kv_heads=2, head_dim=20, num_layers=2, qkv_bias=True
+    ),
+    "qwen3": RandomLlama(
+        hidden_size=96, num_heads=6, num_kv_heads=3, head_dim=48, num_layers=2, qk_norm=True
+    ),
 }  # fmt: skip
 
 
