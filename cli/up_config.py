@@ -60,6 +60,7 @@ class UpConfig:
     )
     block_size: int = same_as(WorkerConfig, "block_size")
     kv_blocks: int = same_as(WorkerConfig, "kv_blocks")
+    kv_cache_memory: str = same_as(WorkerConfig, "kv_cache_memory")
     max_num_batched_tokens: int = same_as(WorkerConfig, "max_num_batched_tokens")
     split_min_tokens: int = same_as(RouterConfig, "split_min_tokens")
     slo_ttft_ms: float = same_as(RouterConfig, "slo_ttft_ms")

@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import math
 import os
+import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -114,6 +115,23 @@ def effective(config: Any) -> dict[str, str]:
     }
 
 
+_UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+_UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+
+
+def parse_size(name: str, text: str) -> int:
+    """Bytes of a size such as 512MiB, 1.5GiB, 2GB or 4096; 0 for an empty one.
+
+    Raises ConfigError naming the setting.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
+    if not text.strip():
+        return 0
+    if match is None or match[2].lower() not in _UNITS:
+        raise ConfigError(f"{name} is {text[:60]!r}; expected a size such as 512MiB or 2GiB")
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
 def require_range(config: Any, least: float, *names: str, most: float = math.inf) -> None:
     """Raise ConfigError naming the first of these settings that is no number from least to most."""
     for name in names:
@@ -167,8 +185,15 @@ class WorkerConfig:
     threads: int = setting(1, "Compute threads of the engine.")
     cpus: str = setting("", "Cores the worker is pinned to, such as 0 or 0,2-3.", metavar="LIST")
     block_size: int = setting(16, "Positions per KV block.")
+    kv_cache_memory: str = setting(
+        "",
+        "Memory of the KV cache, such as 512MiB or 2GiB. Empty: see --kv-blocks.",
+        metavar="SIZE",
+    )
     kv_blocks: int = setting(
-        0, "KV blocks; 0 takes room for eight of the longest requests, at most 512 MiB."
+        0,
+        "KV blocks, instead of --kv-cache-memory; 0 takes room for eight of the longest requests, "
+        "at most 384 MiB but for one such request at least.",
     )
     max_model_len: int = setting(0, "Most tokens of prompt and output; 0 takes the model's.")
     max_num_seqs: int = setting(64, "Most requests in one step.")
@@ -228,5 +253,7 @@ class WorkerConfig:
         require_range(self, 0, "batch_window", "max_bypasses", "short_rest_tokens")
         require_range(self, 0.001, "priority_ageing")
         require_range(self, 0, "port", "metrics_port", most=65535)
+        if self.kv_blocks and parse_size("--kv-cache-memory", self.kv_cache_memory):
+            raise ConfigError("--kv-blocks and --kv-cache-memory say the same; give one of them")
         require_range(self, 0.001, "link_timeout", "handoff_timeout", "reserve_timeout")
         require_range(self, 0, "drain_timeout")

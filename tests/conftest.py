@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 
+from tasuki.cache_root import cache_root
+from tasuki.convert.demo import ensure_demo
+from tasuki.errors import ModelError
 from tests.leftovers import look, settle
-from tests.require import required
+from tests.require import require, required
 
 KEPT_VARIABLES = ("TASUKI_REQUIRE", "TASUKI_CACHE")
 FAILED = pytest.StashKey[bool]()
@@ -69,3 +73,13 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
     if isinstance(report.longrepr, tuple):
         return str(report.longrepr[2])
     return str(report.longrepr)
+
+
+@pytest.fixture(scope="session")
+def demo_directory() -> Path:
+    """The converted demo model, if it was made before: tests need no network."""
+    try:
+        return ensure_demo(cache_root(os.environ), fetch=False)
+    except ModelError as error:
+        require("demo", False, f"{error.message}; `make up` or `python -m tasuki.convert demo`")
+        raise AssertionError("unreachable: require() does not return") from None

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tasuki.config import WorkerConfig, build, effective, setting, to_args
+from tasuki.config import WorkerConfig, build, effective, parse_size, setting, to_args
 from tasuki.errors import ConfigError
 
 
@@ -65,3 +65,22 @@ def test_secrets_are_left_out_of_what_is_shown() -> None:
 def test_a_worker_setting_out_of_range_is_refused(name: str, value: float) -> None:
     with pytest.raises(ConfigError, match="--" + name.replace("_", "-")):
         build(WorkerConfig, {name: value}, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("", 0), ("4096", 4096), ("512MiB", 512 << 20), ("1.5 GiB", 3 << 29), ("2gb", 2 * 10**9)],
+)
+def test_sizes(text: str, expected: int) -> None:
+    assert parse_size("--x", text) == expected
+
+
+@pytest.mark.parametrize("text", ["lots", "-1MiB", "5 parsecs", "MiB", "1e9", "0x10"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--x is"):
+        parse_size("--x", text)
+
+
+def test_blocks_and_memory_together_are_refused() -> None:
+    with pytest.raises(ConfigError, match="give one of them"):
+        WorkerConfig(kv_blocks=5, kv_cache_memory="1GiB")

@@ -21,9 +21,15 @@ import torch
 
 from tasuki.cache_root import cache_root
 from tasuki.clock import Clock, monotonic
-from tasuki.config import WorkerConfig
+from tasuki.config import WorkerConfig, parse_size
 from tasuki.engine import token_budget
-from tasuki.engine.memory import available_memory, choose_num_blocks, require_memory
+from tasuki.engine.memory import (
+    available_memory,
+    choose_num_blocks,
+    give_back_memory,
+    require_memory,
+    resident_memory,
+)
 from tasuki.engine.runner import ModelRunner
 from tasuki.errors import ConfigError, InvalidRequestError, ModelError
 from tasuki.kv.cache import KVCache
@@ -70,6 +76,7 @@ class Engine:
         self.clock = clock
         self.prefill_tokens_per_second = 0.0
         self.exact: bool | None = None  # whether a row's bits are its own business; see warm_up
+        self.overhead = 0  # bytes resident beside weights and KV cache; see warm_up
         self._measures_budget = measures_budget
 
     @classmethod
@@ -94,11 +101,17 @@ class Engine:
             )
         native = config.native and library.load(cache_root(os.environ))
         layout = model_config.kv_layout(config.block_size, config.dtype, keys_transposed=native)
-        num_blocks = choose_num_blocks(layout, max_model_len, config.kv_blocks)
+        num_blocks = choose_num_blocks(
+            layout,
+            max_model_len,
+            config.kv_blocks,
+            parse_size("--kv-cache-memory", config.kv_cache_memory),
+        )
         require_memory(
             model_config.weight_bytes(config.dtype), layout, num_blocks, available_memory()
         )
         model = CausalLM.load(directory, dtype=config.dtype, native=native)
+        give_back_memory()
         identity = layout.describe(
             model_id=model_config.model_id,
             weights_digest=weights_digest(directory),
@@ -222,6 +235,10 @@ class Engine:
                 self.measure(plan, time.perf_counter() - begin)
                 self.update(plan, result)
         self.blocks.reset_prefix_cache()
+        self.cache.tensor.zero_()  # all of it is resident from now on: no step waits for memory
+        give_back_memory()
+        held = self.model.config.weight_bytes(self.model.dtype) + self.cache.nbytes
+        self.overhead = resident_memory() - held
 
     def _time_worst_step(self, num_tokens: int) -> float:
         layout, pool = self.cache.layout, self.blocks.pool

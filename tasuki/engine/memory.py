@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import os
 from pathlib import Path
 
-from tasuki.errors import ModelError
+from tasuki.errors import ConfigError, ModelError
 from tasuki.kv.layout import KVLayout
 
-DEFAULT_KV_BYTES = 512 << 20
+DEFAULT_KV_BYTES = 384 << 20  # three workers of the demo model then stay under 4 GiB
 DEFAULT_KV_REQUESTS = 8
 MIB = 1 << 20
 
@@ -20,10 +23,33 @@ def available_memory() -> int:
     raise ModelError("/proc/meminfo does not name MemAvailable; this needs Linux 3.14 or newer")
 
 
-def choose_num_blocks(layout: KVLayout, max_model_len: int, wanted: int) -> int:
-    """How many KV blocks to have: `wanted`, or (0) room for a few of the longest requests."""
+def resident_memory() -> int:
+    """Bytes of this process that are in memory now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def give_back_memory() -> None:
+    """Return to the system what loading needed for a moment, where the C library can."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def choose_num_blocks(layout: KVLayout, max_model_len: int, wanted: int, nbytes: int = 0) -> int:
+    """How many KV blocks to have: `wanted`, or those that fit into `nbytes`, or (both 0) room for a
+    few of the longest requests. Raises ConfigError when not even one block fits.
+    """
     if wanted:
         return wanted
+    if nbytes:
+        if nbytes < layout.block_bytes:
+            raise ConfigError(
+                f"--kv-cache-memory is {nbytes} bytes, and one KV block of this model takes "
+                f"{layout.block_bytes}; ask for more"
+            )
+        return nbytes // layout.block_bytes
     longest = layout.blocks_for(max_model_len + 1)
     affordable = max(1, DEFAULT_KV_BYTES // layout.block_bytes)
     return max(longest, min(DEFAULT_KV_REQUESTS * longest, affordable))

@@ -22,6 +22,7 @@ from tasuki.config import WorkerConfig
 from tasuki.engine.core import Host, WorkerCore
 from tasuki.engine.engine import Engine
 from tasuki.engine.loop import EngineLoop, status_of
+from tasuki.engine.memory import MIB
 from tasuki.engine.transport import SocketTransport, Transport
 from tasuki.errors import TasukiError
 from tasuki.messages import EngineFailed, EngineReady
@@ -45,6 +46,7 @@ def serve(
         engine = Engine.load(config, allocate_whole_prompt=allocate_whole_prompt)
         engine.warm_up()
         epoch = secrets.randbits(64)
+        log.info("memory: %s", memory(engine))
         loop = EngineLoop(engine, transport, lambda host: make_core(engine, config, epoch, host))
     except TasukiError as error:
         transport.send(EngineFailed(error=status_of(error)))
@@ -76,9 +78,21 @@ def facts(engine: Engine) -> dict[str, str]:
         "torch": str(torch.__version__),
         "threads": str(torch.get_num_threads()),
         "kv_blocks": f"{pool.num_blocks} of {layout.block_bytes} bytes",
+        "memory": memory(engine),
         "max_num_batched_tokens": str(engine.scheduler.config.max_num_batched_tokens),
         "prefill_tokens_per_second": f"{engine.prefill_tokens_per_second:.0f}",
     }
+
+
+def memory(engine: Engine) -> str:
+    """Where this process's memory goes, in words."""
+    weights = engine.model.config.weight_bytes(engine.model.dtype)
+    cache = engine.cache.nbytes
+    whole = weights + cache + engine.overhead
+    return (
+        f"{whole // MIB} MiB resident: {weights // MIB} weights, prepacked once, "
+        f"{cache // MIB} KV cache, {engine.overhead // MIB} everything else"
+    )
 
 
 def main(

@@ -38,6 +38,10 @@ class KVCache:
             self.tensor = torch.zeros(shape, dtype=dtype, device=device)
         self._bytes = self.tensor.view(torch.uint8).view(num_blocks, layout.block_bytes)
 
+    @property
+    def nbytes(self) -> int:
+        return self._bytes.numel()
+
     def block_bytes_view(self, first_block_id: int, count: int) -> torch.Tensor:
         """The bytes of `count` adjacent blocks, uint8 [count * block_bytes], without a copy."""
         if first_block_id < 0 or count < 1 or first_block_id + count > self.num_blocks:
@@ -65,7 +69,8 @@ def huge_zeros(nbytes: int) -> torch.Tensor:
 
     Nothing is touched here: memory is taken when it is first written.
     """
-    memory = mmap.mmap(-1, nbytes + HUGE_PAGE)
+    # private: shared memory gets no huge pages
+    memory = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.uint8)  # keeps `memory`

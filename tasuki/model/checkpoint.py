@@ -104,7 +104,8 @@ class Checkpoint:
         self.require(name, shape)
         path, opened = self._file_of[name]
         with _named(path):
-            tensor: torch.Tensor = opened.get_tensor(name).to(torch.float32)
+            # a copy: one tensor that lived on would keep the whole file mapped
+            tensor: torch.Tensor = opened.get_tensor(name).to(torch.float32, copy=True)
         if not torch.isfinite(tensor.sum(dtype=torch.float64)):
             raise ModelError(f"tensor {name} in {path} holds NaN or infinite values")
         return tensor

@@ -10,12 +10,9 @@ import pytest
 import torch
 
 from tasuki.cache_root import cache_root
-from tasuki.convert.demo import ensure_demo
 from tasuki.convert.tiny import make_tiny
-from tasuki.errors import ModelError
 from tasuki.native import library
 from tests.model.reference import CASES, Reference, make_reference
-from tests.require import require
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -45,13 +42,3 @@ def reference(
 @pytest.fixture(scope="session")
 def tiny_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny(tmp_path_factory.mktemp("models") / "tiny")
-
-
-@pytest.fixture(scope="session")
-def demo_directory() -> Path:
-    """The converted demo model, if it was made before: tests need no network."""
-    try:
-        return ensure_demo(cache_root(os.environ), fetch=False)
-    except ModelError as error:
-        require("demo", False, f"{error.message}; `make up` or `python -m tasuki.convert demo`")
-        raise AssertionError("unreachable: require() does not return") from None
