@@ -6,10 +6,19 @@ left out, so nobody is faster than this, and nobody gets quite there.
 
 from __future__ import annotations
 
+from benchmarks.machine import Limits
+from tasuki.kv.layout import DTYPE_BYTES
 from tasuki.model.config import ModelConfig
 
 BLOCK = 16
-FLOAT_BYTES = 4
+# The design's second attention kernel on its reference machine, float32, one thread: seconds of
+# each cell, with that machine's limits.
+REFERENCE = {
+    "P128": 128 / 970, "P512": 512 / 970, "P2048": 2048 / 780,
+    "D1": 19.6e-3, "D8": 28.8e-3, "D32": 70e-3,
+}  # fmt: skip
+REFERENCE_LIMITS = Limits(memory_read=42.7e9, plain_gemm=112e9, prepacked_gemm=265e9)
+REFERENCE_CONTEXT = 224
 
 
 def head_weights(config: ModelConfig) -> int:
@@ -28,9 +37,22 @@ def prefill_floor(config: ModelConfig, tokens: int, gemm: float) -> float:
 
 
 def decode_floor(
-    config: ModelConfig, batch: int, positions: int, gemm: float, memory_read: float
+    config: ModelConfig, batch: int, positions: int, limits: Limits, dtype: str = "float32"
 ) -> float:
     """Seconds per step with `positions` of KV for each of `batch`: all read, or all computed."""
     weights = layer_weights(config) + head_weights(config)
-    kv_bytes = config.kv_layout(BLOCK).block_bytes // BLOCK * positions * batch
-    return max((weights * FLOAT_BYTES + kv_bytes) / memory_read, 2 * weights * batch / gemm)
+    kv_bytes = config.kv_layout(BLOCK, dtype).block_bytes // BLOCK * positions * batch
+    read = (weights * DTYPE_BYTES[dtype] + kv_bytes) / limits.memory_read
+    return max(read, 2 * weights * batch / limits.gemm)
+
+
+def share_of_reference(config: ModelConfig, cell: str, seconds: float, floor: float) -> float:
+    """How near its machine's floor a cell comes, as a multiple of the reference's nearness to the
+    floor of its own: what is left of a comparison when the machines are taken out.
+    """
+    number = int(cell[1:])
+    if cell.startswith("P"):
+        reference_floor = prefill_floor(config, number, REFERENCE_LIMITS.gemm)
+    else:
+        reference_floor = decode_floor(config, number, REFERENCE_CONTEXT, REFERENCE_LIMITS)
+    return (floor / seconds) / (reference_floor / REFERENCE[cell])

@@ -19,7 +19,7 @@ CONGESTION_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 @dataclass(frozen=True)
 class Limits:
-    """One thread. Bytes, or float32 operations, per second."""
+    """With the threads that are set. Bytes, or operations in a dtype, per second."""
 
     memory_read: float
     plain_gemm: float  # torch's own, which is what transformers computes with
@@ -30,8 +30,8 @@ class Limits:
         return max(self.plain_gemm, self.prepacked_gemm)
 
     @classmethod
-    def measure(cls) -> Limits:
-        return cls(read_speed(), gemm_speed(PLAIN), gemm_speed(probe()))
+    def measure(cls, dtype: torch.dtype = torch.float32) -> Limits:
+        return cls(read_speed(), gemm_speed(PLAIN, dtype), gemm_speed(probe(dtype), dtype))
 
 
 def describe() -> str:
@@ -62,15 +62,15 @@ def memcpy_speed(nbytes: int = 256 * MIB) -> float:
 
 
 def read_speed(nbytes: int = 512 * MIB) -> float:
-    """Bytes per second of reading memory, one thread."""
+    """Bytes per second of reading memory."""
     values = torch.ones(nbytes // 4)
     return nbytes / _best(lambda: values.sum())
 
 
-def gemm_speed(kind: str, size: int = 1024) -> float:
-    """Float32 operations per second of a matrix product with fixed weights, one thread."""
-    rows = torch.ones(size, size)
-    linear = Linear(torch.ones(size, size), kind=kind, rows_hint=size)
+def gemm_speed(kind: str, dtype: torch.dtype = torch.float32, size: int = 1024) -> float:
+    """Operations per second of a matrix product with fixed weights."""
+    rows = torch.ones(size, size).to(dtype)
+    linear = Linear(torch.ones(size, size), kind=kind, dtype=dtype, rows_hint=size)
     return 2 * size**3 / _best(lambda: linear(rows))
 
 

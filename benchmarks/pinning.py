@@ -14,10 +14,10 @@ def own_cores() -> tuple[int, int]:
 
 
 @contextmanager
-def pinned(core: int) -> Iterator[None]:
-    """Keep the calling thread, and the threads it starts, on one core during the block."""
+def pinned(*cores: int) -> Iterator[None]:
+    """Keep the calling thread, and the threads it starts, on these cores during the block."""
     before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {core})
+    os.sched_setaffinity(0, set(cores))
     try:
         yield
     finally:

@@ -16,7 +16,7 @@ from tasuki.messages import SamplingParams
 from tasuki.request import Request
 from tasuki.scheduler.scheduler import Scheduler
 
-KV_BLOCKS = 320  # 8 requests of 600 positions, with room
+KV_BLOCKS = 1280  # 64 requests of 300 positions, with room
 
 
 class TasukiEngine:
@@ -26,9 +26,18 @@ class TasukiEngine:
         self._running: list[Request] = []
 
     @classmethod
-    def load(cls, model: Path, chunk: int) -> TasukiEngine:
-        """Raises ModelError. `chunk` is the token budget of a step."""
-        config = WorkerConfig(model=str(model), kv_blocks=KV_BLOCKS, max_num_batched_tokens=chunk)
+    def load(
+        cls, model: Path, chunk: int, *, dtype: str = "float32", threads: int = 1
+    ) -> TasukiEngine:
+        """Raises ModelError. `chunk` is the token budget of a step. Nothing is found in a cache."""
+        config = WorkerConfig(
+            model=str(model),
+            kv_blocks=KV_BLOCKS,
+            max_num_batched_tokens=chunk,
+            dtype=dtype,
+            threads=threads,
+            prefix_caching=False,
+        )
         return cls(Engine.load(config))
 
     def with_chunk(self, chunk: int) -> TasukiEngine:

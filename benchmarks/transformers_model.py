@@ -19,23 +19,25 @@ from benchmarks.contender import Prefilled, Prompt
 
 
 class TransformersModel:
-    def __init__(self, model: Path, attention: str) -> None:
+    def __init__(self, model: Path, attention: str, dtype: torch.dtype = torch.float32) -> None:
         """`attention` is one of transformers' own implementations: `sdpa` or `eager`."""
         self._model = AutoModelForCausalLM.from_pretrained(
-            model, dtype=torch.float32, attn_implementation=attention
+            model, dtype=dtype, attn_implementation=attention
         ).eval()
         self._cache: Any = None
         self._token = torch.empty(0, dtype=torch.long)
         self._said: list[torch.Tensor] = []
 
     @classmethod
-    def quietly(cls, model: Path, attention: str) -> TransformersModel:
+    def quietly(
+        cls, model: Path, attention: str, dtype: torch.dtype = torch.float32
+    ) -> TransformersModel:
         """Without its progress bars and notices, which would stand in the middle of the table."""
         logging.disable_progress_bar()
         logging.set_verbosity_error()
         # Version 5 renames the argument for the cache; 4.55, which is allowed too, has the old one.
         warnings.filterwarnings("ignore", message=".*past_key_values.*", category=FutureWarning)
-        return cls(model, attention)
+        return cls(model, attention, dtype)
 
     def prefill(self, prompt: Prompt) -> Prefilled:
         begin = time.perf_counter()

@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.floor import decode_floor, head_weights, layer_weights, prefill_floor
+from benchmarks.floor import (
+    REFERENCE,
+    REFERENCE_LIMITS,
+    decode_floor,
+    head_weights,
+    layer_weights,
+    prefill_floor,
+    share_of_reference,
+)
+from benchmarks.machine import Limits
 from tasuki.convert.random_llama import RandomLlama, make_random_llama
 from tasuki.model.config import ModelConfig
 
@@ -34,6 +43,16 @@ def test_a_prompt_meets_the_head_once(config: ModelConfig) -> None:
 
 def test_a_step_reads_or_computes_whichever_takes_longer(config: ModelConfig) -> None:
     kv = 2 * 2 * 1 * 4 * 4 * 5 * 3  # layers, K and V, heads, head_dim, bytes, positions, batch
-    slow_memory = decode_floor(config, 3, 5, gemm=1e12, memory_read=1.0)
+    slow_memory = decode_floor(config, 3, 5, Limits(1.0, 1e12, 1e12))
     assert slow_memory == 4 * (LAYERS + HEAD) + kv
-    assert decode_floor(config, 3, 5, gemm=2.0, memory_read=1e12) == 3 * (LAYERS + HEAD)
+    assert decode_floor(config, 3, 5, Limits(1e12, 1.0, 2.0)) == 3 * (LAYERS + HEAD)
+    half = decode_floor(config, 3, 5, Limits(1.0, 1e12, 1e12), "bfloat16")
+    assert half == slow_memory / 2
+
+
+def test_as_near_the_floor_as_the_reference_is_one(config: ModelConfig) -> None:
+    floor = prefill_floor(config, 512, REFERENCE_LIMITS.gemm)
+    assert share_of_reference(config, "P512", REFERENCE["P512"], floor) == pytest.approx(1.0)
+    assert share_of_reference(config, "P512", REFERENCE["P512"] / 2, floor) == pytest.approx(2.0)
+    floor = decode_floor(config, 8, 224, REFERENCE_LIMITS)
+    assert share_of_reference(config, "D8", REFERENCE["D8"], floor) == pytest.approx(1.0)
