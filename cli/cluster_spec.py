@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from cli.cpu_list import share
 from router.config import RouterConfig
-from tasuki.config import WorkerConfig, variable_name
+from tasuki.config import WorkerConfig, without_settings
 from tasuki.engine.affinity import format_cpus
 from tasuki.messages import Role
 
@@ -94,10 +94,7 @@ class ClusterSpec:
 
     def environment(self) -> dict[str, str]:
         """What children inherit: ours, less every setting, for each child gets its own as flags."""
-        settings = {field.name for cls in (WorkerConfig, RouterConfig) for field in fields(cls)}
-        env = dict(os.environ)
-        for name in settings:
-            env.pop(variable_name(name), None)
+        env = without_settings(os.environ, WorkerConfig, RouterConfig)
         env["OMP_NUM_THREADS"] = str(self.threads)
         if _ROOT.name not in ("site-packages", "dist-packages"):
             # A checkout need not be installed to be started.

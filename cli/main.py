@@ -18,7 +18,7 @@ from cli.generate import GENERATE
 from cli.say import say
 from cli.up import UP
 from tasuki import __version__
-from tasuki.config import add_flags, build, flag_name
+from tasuki.config import add_flags, build, flag_name, open_config_file
 from tasuki.errors import ConfigError, TasukiError
 
 # A new subcommand is one more name here.
@@ -61,7 +61,9 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[Command] = COMMAN
 def run(command: Command, given: dict[str, Any]) -> int:
     """Build the command's settings and run it. Errors become one line on stderr."""
     try:
-        code = command.run(build(command.config, _with_positional(command, given)))
+        file = open_config_file(given.get("config")) if "config" in given else None
+        values = file.values(command.config, command.name) if file else {}
+        code = command.run(build(command.config, _with_positional(command, given), file=values))
         sys.stdout.flush()
         return code
     except ConfigError as error:

@@ -11,11 +11,20 @@ from typing import Any
 
 from cli.cluster_spec import LOOPBACK, ClusterSpec
 from router.config import RouterConfig
-from tasuki.config import WorkerConfig, build, flag_name, setting
+from tasuki.config import (
+    WorkerConfig,
+    build,
+    flag_name,
+    given_names,
+    open_config_file,
+    setting,
+)
+from tasuki.config_file import ConfigFile
 from tasuki.engine.affinity import parse_cpus
 from tasuki.errors import ConfigError
 
 DEFAULT_PORT = 50051
+PER_PROCESS = {"model", "host", "port", "metrics_port", "worker_id", "cpus"}  # `up` decides these
 
 
 def same_as(cls: type[Any], name: str) -> Any:
@@ -33,6 +42,9 @@ class UpConfig:
         "demo: a small chat model, obtained once; tiny: random weights, made in a second; auto: "
         "demo, or tiny when demo cannot be had; or a Llama-family directory.",
         metavar="auto|demo|tiny|DIR",
+    )
+    config: str = setting(
+        "", "YAML file with settings of all processes; flags and environment win.", metavar="FILE"
     )
     dtype: str = same_as(WorkerConfig, "dtype")
     native: bool = same_as(WorkerConfig, "native")
@@ -84,6 +96,18 @@ class UpConfig:
         self._one_layout()
         parse_cpus(self.cpus)
 
+    def _of_roles(
+        self, handed_on: Mapping[str, Any], env: Mapping[str, str], file: ConfigFile
+    ) -> dict[str, dict[str, Any]]:
+        """By worker, what the file says of its role alone and nobody overrules."""
+        overrides: dict[str, dict[str, Any]] = {}
+        for role, count in (("prefill", self.num_prefill), ("decode", self.num_decode)):
+            values = file.values(WorkerConfig, role)
+            config = build(WorkerConfig, handed_on, env, values)
+            own = {name: getattr(config, name) for name in values.keys() - PER_PROCESS}
+            overrides |= {f"{role}-{number}": own for number in range(count)}
+        return overrides
+
     def _at_least(self, name: str, least: int) -> None:
         value = getattr(self, name)
         if value is not None and value < least:
@@ -110,11 +134,12 @@ class UpConfig:
     def spec(self, model: Path, env: Mapping[str, str] | None = None) -> ClusterSpec:
         """The cluster that these settings describe, on a model directory.
 
-        Settings of workers and router that `tasuki up` has no flag for come from the environment.
-        Raises ConfigError for one that cannot be used.
+        Settings of workers and router that were not given to `tasuki up` come from the environment,
+        then from their sections of the file. Raises ConfigError for one that cannot be used.
         """
         env = os.environ if env is None else env
-        handed_on = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        file = open_config_file(self.config, {})
+        handed_on = {name: getattr(self, name) for name in given_names(self)}
         # The router starts after the workers; until then its list of them is a place holder.
         known = {"decode_workers": f"{LOOPBACK}:1", "prefill_workers": ""}
         return ClusterSpec(
@@ -124,8 +149,19 @@ class UpConfig:
             port=self.port,
             threads=self.threads,
             cpus=parse_cpus(self.cpus),
-            worker=build(WorkerConfig, handed_on | {"model": ""}, env),
-            router=build(RouterConfig, handed_on | known | {"model": ""}, env),
+            worker=build(
+                WorkerConfig,
+                handed_on | {"model": ""},
+                env,
+                file.values(WorkerConfig, "worker") if file else None,
+            ),
+            router=build(
+                RouterConfig,
+                handed_on | known | {"model": ""},
+                env,
+                file.values(RouterConfig, "router") if file else None,
+            ),
+            overrides=self._of_roles(handed_on, env, file) if file else {},
             log_dir=Path(self.log_dir) if self.log_dir else None,
             start_timeout=self.start_timeout,
             stop_timeout=self.stop_timeout,

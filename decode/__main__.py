@@ -16,7 +16,9 @@ DESCRIPTION = "A decode worker: receives KV, generates, and computes prompts its
 
 
 def main() -> int:
-    config = configuration.load(WorkerConfig, "python -m decode", DESCRIPTION)
+    config = configuration.load(
+        WorkerConfig, "python -m decode", DESCRIPTION, sections=("worker", "decode")
+    )
     pin(config.cpus)
     return asyncio.run(
         serve_worker(Role.DECODE, config, lambda c: ProcessEngineClient("decode.engine", c))

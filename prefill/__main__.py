@@ -18,7 +18,9 @@ DESCRIPTION = "A prefill worker: computes prompts and sends their KV to decode w
 
 
 def main() -> int:
-    config = configuration.load(WorkerConfig, "python -m prefill", DESCRIPTION)
+    config = configuration.load(
+        WorkerConfig, "python -m prefill", DESCRIPTION, sections=("worker", "prefill")
+    )
     pin(config.cpus)
     return asyncio.run(
         serve_worker(Role.PREFILL, config, lambda c: ProcessEngineClient("prefill.engine", c))

@@ -16,7 +16,7 @@ DESCRIPTION = """The router of a tasuki cluster: admits requests, places each on
 
 
 def main() -> int:
-    config = load(RouterConfig, "python -m router", DESCRIPTION)
+    config = load(RouterConfig, "python -m router", DESCRIPTION, sections=("router",))
     configure_logging("router")
     try:
         return asyncio.run(run(config))

@@ -1,4 +1,4 @@
-"""One loader for the settings of every process: flags over environment over defaults.
+"""One loader for the settings of every process: flags over environment over file over defaults.
 
 A setting is a field of a frozen dataclass; its flag is `--name-with-dashes`, its environment
 variable `TASUKI_NAME_WITH_UNDERSCORES`, its help text stands beside it. Knows nothing about what
@@ -15,11 +15,14 @@ import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
+from tasuki.config_file import ConfigFile, FileValue
 from tasuki.errors import ConfigError
 
 T = TypeVar("T")
+CONFIG_VARIABLE = "TASUKI_CONFIG"
 
 
 def setting(
@@ -55,12 +58,19 @@ def add_flags(parser: argparse.ArgumentParser, cls: type[Any]) -> None:
             parser.add_argument(flag_name(field.name), metavar=metavar, **options)
 
 
-def build(cls: type[T], given: Mapping[str, Any], env: Mapping[str, str] | None = None) -> T:
-    """Make a `cls` from what was given as flags (None: not given), then environment, then defaults.
+def build(
+    cls: type[T],
+    given: Mapping[str, Any],
+    env: Mapping[str, str] | None = None,
+    file: Mapping[str, FileValue] | None = None,
+) -> T:
+    """Make a `cls` from what was given as flags (None: not given), then environment, then file,
+    then defaults.
 
-    Raises ConfigError naming the flag or variable, what it held and what was expected.
+    Raises ConfigError naming the flag, variable or key, what it held and what was expected.
     """
     env = os.environ if env is None else env
+    file = file or {}
     values: dict[str, Any] = {}
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
         flag, variable = flag_name(field.name), variable_name(field.name)
@@ -68,6 +78,8 @@ def build(cls: type[T], given: Mapping[str, Any], env: Mapping[str, str] | None 
             source, raw = flag, given[field.name]
         elif variable in env:
             source, raw = variable, env[variable]
+        elif field.name in file:
+            source, raw = file[field.name].source, file[field.name].value
         else:
             continue
         value = _convert(source, raw, _plain_type(cls, field.name))
@@ -75,18 +87,57 @@ def build(cls: type[T], given: Mapping[str, Any], env: Mapping[str, str] | None 
         if choices and value not in choices:
             raise ConfigError(f"{source} is {value!r}; expected one of {', '.join(choices)}")
         values[field.name] = value
-    return cls(**values)
+    made = cls(**values)
+    object.__setattr__(made, "_given", frozenset(values))
+    return made
 
 
-def load(cls: type[T], prog: str, description: str, argv: Sequence[str] | None = None) -> T:
-    """Parse a whole command line for one process."""
+def given_names(config: Any) -> frozenset[str]:
+    """The settings that `build` found somewhere, at their default or not."""
+    names: frozenset[str] = getattr(config, "_given", frozenset())
+    return names
+
+
+def add_config_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="YAML file with settings of all processes; flags and environment win. "
+        f"[{CONFIG_VARIABLE}]",
+    )
+
+
+def open_config_file(given: str | None, env: Mapping[str, str] | None = None) -> ConfigFile | None:
+    """The file that `--config` or the environment names, read and checked; None: none is named."""
+    env = os.environ if env is None else env
+    path = given or env.get(CONFIG_VARIABLE)
+    return ConfigFile(Path(path)) if path else None
+
+
+def without_settings(env: Mapping[str, str], *classes: type[Any]) -> dict[str, str]:
+    """An environment for a child that gets its own settings as flags."""
+    names = {variable_name(field.name) for cls in classes for field in dataclasses.fields(cls)}
+    return {key: value for key, value in env.items() if key not in names | {CONFIG_VARIABLE}}
+
+
+def load(
+    cls: type[T],
+    prog: str,
+    description: str,
+    argv: Sequence[str] | None = None,
+    sections: Sequence[str] = (),
+) -> T:
+    """Parse a whole command line for one process, whose settings stand in `sections` of a file."""
     parser = argparse.ArgumentParser(
         prog=prog, description=description, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
+    add_config_flag(parser)
     add_flags(parser, cls)
     try:
-        return build(cls, vars(parser.parse_args(argv)))
+        given = vars(parser.parse_args(argv))
+        file = open_config_file(given.pop("config"))
+        return build(cls, given, file=file.values(cls, *sections) if file else None)
     except ConfigError as error:
         parser.error(error.message)
 

@@ -15,7 +15,7 @@ import sys
 from collections import deque
 from collections.abc import AsyncIterator
 
-from tasuki.config import WorkerConfig, to_args
+from tasuki.config import WorkerConfig, to_args, without_settings
 from tasuki.engine.frames import FrameReader, encode_frame, from_engine_decoder
 from tasuki.errors import ConfigError, EngineDiedError, ModelError, TasukiError
 from tasuki.messages import EngineFailed, EngineReady, FromEngine, Shutdown, ToEngine
@@ -47,7 +47,8 @@ class ProcessEngineClient:
                 sys.executable, "-m", self._module, *to_args(config),
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
-                env={**os.environ, "OMP_NUM_THREADS": str(max(1, config.threads))},
+                env=without_settings(os.environ, WorkerConfig)
+                | {"OMP_NUM_THREADS": str(max(1, config.threads))},
             )  # fmt: skip
         except BaseException:
             ours.close()

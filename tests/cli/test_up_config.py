@@ -10,6 +10,7 @@ import pytest
 from cli.up_config import UpConfig
 from router.config import RouterConfig
 from tasuki.config import WorkerConfig, add_flags, build
+from tasuki.config_file import ConfigFile
 from tasuki.errors import ConfigError
 
 
@@ -66,8 +67,9 @@ def test_every_flag_is_an_environment_variable_and_a_flag_wins() -> None:
 
 def test_settings_that_are_handed_on_keep_their_defaults() -> None:
     spec = config().spec(Path("m"), {})
-    assert spec.worker == WorkerConfig(port=50051)
-    assert spec.router == RouterConfig(decode_workers="127.0.0.1:1", port=50051)
+    assert spec.worker == WorkerConfig()
+    assert spec.router == RouterConfig(decode_workers="127.0.0.1:1")
+    assert spec.router_config([], ["127.0.0.1:2"]).port == 50051
     assert spec.worker_config("decode-0").port == 0
 
 
@@ -84,3 +86,58 @@ def test_worker_settings_without_a_flag_of_ours_come_from_the_environment() -> N
 def test_a_bad_worker_setting_is_found_before_anything_starts() -> None:
     with pytest.raises(ConfigError, match="--slo-ttft-ms"):
         config("--slo-ttft-ms", "0").spec(Path("m"), {})
+
+
+CLUSTER = """
+up:
+  prefill: 2
+  kv-blocks: 50
+worker:
+  link_timeout: 3
+  max-num-seqs: 9
+  threads: 2
+prefill:
+  max_num_seqs: 4
+decode:
+  digests: false
+router:
+  max_queue: 7
+"""
+
+
+@pytest.fixture
+def cluster_file(tmp_path: Path) -> str:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(CLUSTER)
+    return str(file)
+
+
+def with_file(file: str, *argv: str, env: dict[str, str] | None = None) -> UpConfig:
+    """As the command line does: the file's own section stands behind flags and environment."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    add_flags(parser, UpConfig)
+    given = vars(parser.parse_args(["--config", file, *argv]))
+    return build(UpConfig, given, env or {}, ConfigFile(Path(file)).values(UpConfig, "up"))
+
+
+def test_a_file_sets_what_is_given_nowhere_else(cluster_file: str) -> None:
+    spec = with_file(cluster_file).spec(Path("m"), {})
+    assert (spec.prefill, spec.decode) == (2, 1)
+    prefill, decode = (spec.worker_config(name) for name in ("prefill-1", "decode-0"))
+    assert (prefill.max_num_seqs, decode.max_num_seqs) == (4, 9)
+    assert (prefill.digests, decode.digests) == (True, False)
+    assert prefill.link_timeout == decode.link_timeout == 3
+    assert prefill.kv_blocks == decode.kv_blocks == 50
+    assert spec.router_config([], ["127.0.0.1:2"]).max_queue == 7
+
+
+def test_flags_and_environment_go_over_the_file(cluster_file: str) -> None:
+    """Also a flag that says what would be the default anyway."""
+    env = {"TASUKI_MAX_NUM_SEQS": "11", "TASUKI_MAX_QUEUE": "8"}
+    spec = with_file(cluster_file, "--kv-blocks", "0", "--prefill", "1", env=env).spec(
+        Path("m"), env
+    )
+    assert spec.prefill == 1
+    assert spec.worker_config("prefill-0").kv_blocks == 0
+    assert spec.worker_config("prefill-0").max_num_seqs == 11
+    assert spec.router_config([], ["127.0.0.1:2"]).max_queue == 8
