@@ -16,13 +16,14 @@ from cli.command import Command
 from cli.compare import COMPARE
 from cli.generate import GENERATE
 from cli.say import say
+from cli.status import STATUS
 from cli.up import UP
 from tasuki import __version__
 from tasuki.config import add_flags, build, flag_name, open_config_file
 from tasuki.errors import ConfigError, TasukiError
 
 # A new subcommand is one more name here.
-COMMANDS: tuple[Command, ...] = (UP, GENERATE, COMPARE)
+COMMANDS: tuple[Command, ...] = (UP, GENERATE, STATUS, COMPARE)
 
 HELP = """\
 tasuki serves a language model with prefill and decode in separate processes: one worker computes
@@ -31,6 +32,7 @@ the prompt, hands its KV cache to another, and that one generates.
   tasuki up                        start a router, a prefill worker and a decode worker here
   tasuki generate "Why is the sky blue?"
                                    ask it, and see where the time to the first token went
+  tasuki status                    its workers, and whether results are exact to the bit
   tasuki up --colocated 2          the same without a prefill worker
   tasuki compare --quick           replay real requests on both, and see the difference
 
