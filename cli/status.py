@@ -59,7 +59,7 @@ class Status:
     router: ServerDescription
     workers: list[Worker]
     links: list[str]
-    facts: dict[str, Mapping[str, str]]  # of the workers that answered, by address
+    facts: Mapping[str, Mapping[str, str]]  # of the workers that answered, by address
 
 
 async def ask(config: StatusConfig) -> Status:
