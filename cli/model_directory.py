@@ -1,4 +1,4 @@
-"""Turns `--model` into a directory: makes or obtains demo and tiny in a process of its own.
+"""Turns `--model` into a directory: makes or obtains what is none in a process of its own.
 
 Conversion needs torch and may take a minute; a separate process keeps both out of this one, and can
 be ended at any moment, for it puts a finished directory in place by one rename.
@@ -28,16 +28,19 @@ async def obtain_model(choice: str, program: Sequence[str] | None = None) -> Pat
     `program` is the command that converts. Raises ModelError when there is no such model.
     """
     convert = program or module_program("tasuki.convert")
-    if choice in ("demo", "tiny"):
-        return await _convert(choice, convert)
     if choice != "auto":
-        return check_directory(Path(choice))
+        named = choice in ("demo", "tiny") or not is_directory(choice)
+        return await _convert(choice, convert) if named else check_directory(Path(choice))
     try:
         return await _convert("demo", convert)
     except ModelError as error:
         say(f"{error.message}")
         say("Using the tiny random model instead: it runs the same path, but its text is noise.")
         return await _convert("tiny", convert)
+
+
+def is_directory(text: str) -> bool:
+    return Path(text).expanduser().is_dir()
 
 
 def check_directory(path: Path) -> Path:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
+from tasuki.convert.resolve import resolve_model
 from tasuki.errors import ConfigError
 from tasuki.model.chat_template import ChatTemplate
 from tasuki.model.config import ModelConfig
@@ -23,12 +23,15 @@ class ServedModel:
 
     @classmethod
     def from_directory(cls, directory: str) -> ServedModel:
-        """Read what a router needs. Raises ConfigError if unset, ModelError for no model."""
+        """Read what a router needs of a model directory, or of what stands for one.
+
+        Raises ConfigError if unset, ModelError for no model.
+        """
         if not directory:
             raise ConfigError(
                 "--model is empty; a router needs the model directory for its tokenizer"
             )
-        path = Path(directory)
+        path = resolve_model(directory)
         config = ModelConfig.from_directory(path)
         return cls(
             model_id=config.model_id,

