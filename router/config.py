@@ -30,6 +30,12 @@ class RouterConfig:
     max_request_timeout: float = setting(
         3600.0, "Most seconds a request gets, whatever its deadline."
     )
+    generation_config: str = setting(
+        "auto",
+        "Sampling of requests that name none: as the model's generation_config.json recommends "
+        "(auto), or greedy (none).",
+        choices=("auto", "none"),
+    )
     default_max_tokens: int = setting(128, "Output tokens when a request names no max_tokens.")
     split_min_tokens: int = setting(64, "Shorter prompts are computed on the decode worker.")
     max_candidates: int = setting(3, "Most prefill workers named for one request.")

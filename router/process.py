@@ -126,7 +126,9 @@ async def run(config: RouterConfig) -> int:
     """Serve until told to stop; returns the exit status. Raises ConfigError or ModelError."""
     log_effective(config)
     with Lifecycle(lifeline_fd=config.lifeline_fd) as lifecycle:
-        router = Router(config, ServedModel.from_directory(config.model))
+        recommended = config.generation_config == "auto"
+        model = ServedModel.from_directory(config.model, recommended=recommended)
+        router = Router(config, model)
         await router.start()
         # what start-up made lives as long as the process: no collection need look at it again
         gc.collect()

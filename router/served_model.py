@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from tasuki.convert.resolve import resolve_model
 from tasuki.errors import ConfigError
+from tasuki.messages import SamplingParams
 from tasuki.model.chat_template import ChatTemplate
 from tasuki.model.config import ModelConfig
+from tasuki.model.generation_defaults import generation_defaults
 from tasuki.model.tokenizer import Tokenizer
 
 
@@ -20,10 +22,12 @@ class ServedModel:
     max_model_len: int
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
+    sampling: SamplingParams  # of requests that leave it to us
 
     @classmethod
-    def from_directory(cls, directory: str) -> ServedModel:
-        """Read what a router needs of a model directory, or of what stands for one.
+    def from_directory(cls, directory: str, *, recommended: bool = True) -> ServedModel:
+        """Read what a router needs of a model directory, or of what stands for one. With
+        `recommended`, its generation_config.json decides about sampling where requests do not.
 
         Raises ConfigError if unset, ModelError for no model.
         """
@@ -39,4 +43,5 @@ class ServedModel:
             max_model_len=config.max_position,
             tokenizer=Tokenizer.from_directory(path),
             chat_template=ChatTemplate.from_directory(path),
+            sampling=generation_defaults(path) if recommended else SamplingParams(),
         )

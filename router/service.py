@@ -78,6 +78,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             capacity=self.capacity,
             default_max_tokens=self._config.default_max_tokens,
             default_slo=self._config.slo,
+            default_sampling=self._model.sampling,
         )
 
     def _timeout(self, context: Context) -> float:

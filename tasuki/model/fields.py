@@ -75,6 +75,15 @@ class Fields:
             raise self._wrong(name, "a number above zero")
         return float(value)
 
+    def number(self, name: str, default: float) -> float:
+        """A finite number, not negative."""
+        value = self.raw(name)
+        if value is None:
+            value = default
+        if type(value) not in (int, float) or not 0 <= value < math.inf:
+            raise self._wrong(name, "a number, not negative")
+        return float(value)
+
     def required_number(self, name: str) -> float:
         """A finite number above zero that must be there."""
         if self.raw(name) is None:

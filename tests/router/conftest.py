@@ -139,7 +139,10 @@ MakeHarness = Callable[..., AbstractAsyncContextManager[Harness]]
 @pytest.fixture
 def harness(model: ServedModel) -> MakeHarness:
     """`async with harness(prefill=1, decode=2, max_queue=3) as h`: ready when entered."""
+    return harness_of(model)
 
+
+def harness_of(model: ServedModel) -> MakeHarness:
     @asynccontextmanager
     async def make(
         prefill: int = 0, decode: int = 1, linked: bool = True, **settings: Any

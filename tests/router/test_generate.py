@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import grpc
 import pytest
 import xxhash
 
+from router.served_model import ServedModel
 from tasuki.messages import (
     DecodeRequest,
     DispatchedEvent,
@@ -19,7 +23,7 @@ from tasuki.messages import (
 )
 from tasuki.v1 import common_pb2, inference_pb2
 from tasuki.wire.decode import WireDecodeEvent
-from tests.router.conftest import MakeHarness
+from tests.router.conftest import MakeHarness, harness_of
 from tests.router.fake_worker import MODEL_ID, Script, finished, place_event, tokens, wait_until
 
 PROMPT = list(range(100))
@@ -260,3 +264,19 @@ async def test_priority_and_cache_salt_reach_the_worker(harness: MakeHarness) ->
         await h.outputs(text="x", max_tokens=1)
         asked = [(request.priority, request.cache_salt) for request in h.decodes[0].decodes]
         assert asked == [(-3, "tenant"), (0, "")]
+
+
+async def test_the_models_recommendation_counts_where_a_request_says_nothing(
+    model_directory: Path, tmp_path: Path
+) -> None:
+    directory = shutil.copytree(model_directory, tmp_path / MODEL_ID)
+    recommended = {"do_sample": True, "temperature": 0.5, "top_k": 7}
+    (directory / "generation_config.json").write_text(json.dumps(recommended))
+    model = ServedModel.from_directory(str(directory))
+    async with harness_of(model)() as h:
+        await h.outputs(text="x", max_tokens=1)
+        await h.outputs(text="x", max_tokens=1, temperature=0.0, top_k=3)
+        asked = [(d.sampling.temperature, d.sampling.top_k) for d in h.decodes[0].decodes]
+        assert asked == [(0.5, 7), (0.0, 3)]
+    plain = ServedModel.from_directory(str(directory), recommended=False)
+    assert plain.sampling.temperature == 0
