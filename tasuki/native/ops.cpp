@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "linear.h"
 #include "rows.h"
 
 namespace tasuki {
@@ -18,6 +19,8 @@ namespace {
 
 constexpr int64_t ROWS_PER_TASK = 48;  // query rows of one KV head
 constexpr int64_t ELEMENTS_PER_TASK = 16384;
+constexpr int64_t LEAST_LINEAR_ROWS = 96;  // per task, where there are so many: for a panel's sake
+constexpr int64_t MOST_LINEAR_ROWS = 192;  // these stay near while panels pass by
 
 template <typename T> T* elements(const at::Tensor& t) { return static_cast<T*>(t.data_ptr()); }
 const float* floats(const c10::optional<at::Tensor>& t) {
@@ -88,6 +91,68 @@ at::Tensor silu_product(const at::Tensor& gate_up) {
     });
   });
   return out;
+}
+
+// Whether `linear` is the fastest there is: AMX, where a processor has it, needs another form.
+bool has_linear(at::ScalarType type) {
+#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
+  if (type == at::kBFloat16) return true;
+#endif
+#if defined(__AVX512F__)
+  if (type == at::kFloat) return true;
+#endif
+  return false;
+}
+
+// Elements of `pack_weight`'s result.
+int64_t packed_weight_size(int64_t outputs, int64_t inputs, at::ScalarType type) {
+  return type == at::kFloat ? packed_size<float>(outputs, inputs)
+                            : packed_size<bf16>(outputs, inputs);
+}
+
+void pack_weight(const at::Tensor& weight, const at::Tensor& packed) {
+  require_kept(weight, 2, "weight");
+  require_kept(packed, 1, "packed");
+  const int64_t outputs = weight.size(0), inputs = weight.size(1);
+  TORCH_CHECK(packed.dtype() == weight.dtype() &&
+              packed.numel() == packed_weight_size(outputs, inputs, weight.scalar_type()),
+              "packed must be of packed_weight_size and of weight's type");
+  packed.zero_();
+  by_type(weight, [&](auto kind) {
+    using T = decltype(kind);
+    at::parallel_for(0, (outputs + PANEL - 1) / PANEL, 1, [&](int64_t from, int64_t to) {
+      for (; from < to; ++from)
+        pack_panel<T>(elements<T>(weight), outputs, inputs, from, elements<T>(packed));
+    });
+  });
+}
+
+at::Tensor linear(const at::Tensor& x, const at::Tensor& packed, int64_t outputs) {
+  require_kept(x, 2, "x");
+  require_kept(packed, 1, "packed");
+  const int64_t rows = x.size(0), inputs = x.size(1), panels = (outputs + PANEL - 1) / PANEL;
+  TORCH_CHECK(packed.dtype() == x.dtype() && outputs > 0 && inputs > 0 &&
+              packed.numel() == packed_weight_size(outputs, inputs, x.scalar_type()),
+              "packed is no weight for ", inputs, " inputs and ", outputs, " outputs");
+  at::Tensor y = at::empty({rows, outputs}, x.options());
+  const int64_t threads = at::get_num_threads();
+  const int64_t share = std::max((rows + threads - 1) / threads, LEAST_LINEAR_ROWS);
+  const int64_t step = std::min(MOST_LINEAR_ROWS, share);
+  const int64_t tasks = (rows + step - 1) / step * panels;
+  by_type(x, [&](auto kind) {
+    using T = decltype(kind);
+    const int64_t per_panel = packed.numel() / panels;
+    at::parallel_for(0, tasks, 1, [&](int64_t from, int64_t to) {
+      for (int64_t task = from; task < to; ++task) {
+        const int64_t first = task / panels * step, panel = task % panels;
+        multiply_rows<T>(std::min(step, rows - first), elements<T>(x) + first * inputs, inputs,
+                         elements<T>(packed) + panel * per_panel,
+                         elements<T>(y) + first * outputs + panel * PANEL, outputs,
+                         std::min<int64_t>(PANEL, outputs - panel * PANEL));
+      }
+    });
+  });
+  return y;
 }
 
 // Some consecutive tokens of one request: a row of `entries`.
@@ -279,6 +344,11 @@ TORCH_LIBRARY(tasuki, library) {
   library.def("add_rms_norm(Tensor(a!) x, Tensor? delta, Tensor weight, float eps) -> Tensor",
               add_rms_norm);
   library.def("silu_product(Tensor gate_up) -> Tensor", silu_product);
+  library.def("has_linear(ScalarType dtype) -> bool", has_linear);
+  library.def("packed_weight_size(int outputs, int inputs, ScalarType dtype) -> int",
+              packed_weight_size);
+  library.def("pack_weight(Tensor weight, Tensor(a!) packed) -> ()", pack_weight);
+  library.def("linear(Tensor x, Tensor packed, int outputs) -> Tensor", linear);
   library.def(
       "attention(Tensor qkv, Tensor? bias, Tensor? q_norm, Tensor? k_norm, float eps, Tensor cos, "
       "Tensor sin, Tensor entries, Tensor blocks, Tensor(a!) cache, int layer, int num_heads) "
