@@ -11,7 +11,7 @@ from tasuki.convert.manifest import matches_manifest, write_manifest
 from tasuki.convert.random_llama import write_json
 from tasuki.errors import ModelError
 
-RECIPE = "gguf-1"  # change the number when the conversion changes
+RECIPE = "gguf-2"  # change the number when the conversion changes
 LOCK_SECONDS = 1800.0
 _CHUNK = 16 << 20
 
@@ -36,39 +36,38 @@ def ensure_gguf(file: Path, cache_root: Path) -> Path:
 
 
 def convert(source: Path, target: Path) -> None:
-    """Write a Hugging Face model directory from the GGUF file into the existing `target`."""
-    # Only a conversion needs these; a start that finds the model converted does without.
-    from safetensors.numpy import save_file
+    """Write a Hugging Face model directory from the GGUF file into the existing `target`.
 
+    One tensor is in memory at a time. Raises ModelError for what is not supported, or no room.
+    """
+    # Only a conversion needs these; a start that finds the model converted does without.
     from tasuki.convert.gguf_model import GgufModel
-    from tasuki.convert.gguf_tokenizer import read_tokenizer
+    from tasuki.convert.gguf_tokenizer import GgufTokenizer
+    from tasuki.convert.safetensors_file import write_safetensors
 
     model = GgufModel(source)
-    tokenizer = read_tokenizer(model)
-    tensors = dict(model.tensors())
-    tokens: list[str] = model.value("tokenizer.ggml.tokens")
-    config = model.config(tied="lm_head.weight" not in tensors, vocab_size=len(tokens))
-    ids = {
-        f"{name}_token_id": int(found)
-        for name in ("bos", "eos")
-        if (found := model.maybe(f"tokenizer.ggml.{name}_token_id")) is not None
-    }
-    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
-    write_json(target / "config.json", config | ids)
-    write_json(target / "generation_config.json", ids)
-    tokenizer.save(str(target / "tokenizer.json"))
-    named = {f"{name.removesuffix('_id')}": tokens[id_] for name, id_ in ids.items()}
+    tokenizer = GgufTokenizer(model)
+    tensors = model.tensors()
+    tied = all(tensor.name != "lm_head.weight" for tensor in tensors)
+    config = model.config(tied=tied, vocab_size=len(tokenizer.tokens))
+    ids = tokenizer.ids()
     template = model.maybe("tokenizer.chat_template")
-    write_json(
-        target / "tokenizer_config.json",
-        {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            **named,
-            "clean_up_tokenization_spaces": False,
-            "model_max_length": int(model.own("context_length")),
-            **({} if template is None else {"chat_template": template}),
-        },
-    )
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **tokenizer.special_tokens(),
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": config["max_position_embeddings"],
+        **({} if template is None else {"chat_template": template}),
+    }
+    built = tokenizer.build()
+    try:
+        write_safetensors(target / "model.safetensors", tensors)
+        write_json(target / "config.json", config | ids)
+        write_json(target / "generation_config.json", ids)
+        write_json(target / "tokenizer_config.json", tokenizer_config)
+        (target / "tokenizer.json").write_text(built.to_str(pretty=True), encoding="utf-8")
+    except OSError as error:
+        raise ModelError(f"{target} cannot be written: {error.strerror}") from None
 
 
 def _digest(file: Path) -> str:

@@ -110,7 +110,7 @@ class Engine:
         require_memory(
             model_config.weight_bytes(config.dtype), layout, num_blocks, available_memory()
         )
-        model = CausalLM.load(directory, dtype=config.dtype, native=native)
+        model = CausalLM.load(directory, dtype=config.dtype, native=native, positions=max_model_len)
         give_back_memory()
         identity = layout.describe(
             model_id=model_config.model_id,

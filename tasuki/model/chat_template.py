@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2.ext import loopcontrols
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tasuki.errors import InvalidRequestError, ModelError
@@ -21,6 +23,21 @@ from tasuki.model.fields import read_json
 
 MAX_CHARACTERS = 4 << 20
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
+
+_FAILURES = (
+    TypeError, ValueError, LookupError, AttributeError, ArithmeticError,
+    RecursionError, MemoryError,
+)  # fmt: skip
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what a model learns to write; in a prompt it changes nothing."""
+
+    tags = {"generation"}  # noqa: RUF012 - the base class has it so
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 class ChatTemplate:
@@ -33,6 +50,10 @@ class ChatTemplate:
             self._template = _environment().from_string(source)
         except jinja2.TemplateError as error:
             raise ModelError(f"the chat template is not valid: {error}") from None
+        except (RecursionError, MemoryError, SyntaxError, ValueError) as error:
+            raise ModelError(
+                f"the chat template cannot be compiled: {type(error).__name__}: {error}"
+            ) from None
 
     @classmethod
     def from_directory(cls, path: Path) -> ChatTemplate | None:
@@ -76,7 +97,7 @@ class ChatTemplate:
                     )
         except jinja2.TemplateError as error:
             raise InvalidRequestError(f"the chat template refused the messages: {error}") from None
-        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        except _FAILURES as error:
             raise InvalidRequestError(
                 f"the chat template failed on the messages: {type(error).__name__}: {error}"
             ) from None
@@ -105,7 +126,7 @@ def _special_tokens(values: Mapping[str, Any]) -> dict[str, str]:
 
 def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise

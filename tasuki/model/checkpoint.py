@@ -56,7 +56,14 @@ class Checkpoint:
             for path in weight_files(directory):
                 with _named(path):
                     opened = self._files.enter_context(safe_open(path, framework="pt"))
-                    self._file_of |= {name: (path, opened) for name in opened.keys()}  # noqa: SIM118
+                    names = set(opened.keys())
+                twice = sorted(names & self._file_of.keys())
+                if twice:
+                    raise ModelError(
+                        f"tensor {twice[0]} is in {path} and in {self._file_of[twice[0]][0]}; "
+                        "expected it once"
+                    )
+                self._file_of |= {name: (path, opened) for name in names}
         except BaseException:
             self._files.close()
             raise

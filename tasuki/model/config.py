@@ -18,7 +18,9 @@ from tasuki.model.fields import Fields, read_json
 from tasuki.model.rope import Rope
 
 KEY_TILE = 64  # positions per attention tile; a tile is a whole number of KV blocks
+MAX_LAYERS = 4096  # names of all their tensors are held before any is looked for
 SLIDING = "sliding_attention"
+FIRST_SLIDING_LAYER = 28  # where a Qwen that slides does not say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,20 +55,21 @@ class ModelConfig:
         family = _family(fields)
         hidden_size = fields.positive("hidden_size")
         num_heads = fields.positive("num_attention_heads")
+        num_layers = fields.positive("num_hidden_layers", most=MAX_LAYERS)
         vocab_size = fields.positive("vocab_size")
         config = cls(
             model_id=_model_id(path.resolve()),
             vocab_size=vocab_size,
             hidden_size=hidden_size,
             intermediate_size=fields.positive("intermediate_size"),
-            num_layers=fields.positive("num_hidden_layers"),
+            num_layers=num_layers,
             num_heads=num_heads,
             num_kv_heads=fields.positive("num_key_value_heads", num_heads),
             head_dim=fields.positive("head_dim", family.head_dim or hidden_size // num_heads),
             rms_norm_eps=fields.positive_number("rms_norm_eps", 1e-6),
             rope=Rope.from_fields(fields),
             max_position=fields.positive("max_position_embeddings", 2048),
-            sliding_window=_sliding_window(fields, family),
+            sliding_window=_sliding_window(fields, family, num_layers),
             qkv_bias=family.qkv_bias,
             qk_norm=family.qk_norm,
             tie_word_embeddings=fields.flag("tie_word_embeddings", False),
@@ -146,20 +149,29 @@ def _family(fields: Fields) -> Family:
     return family
 
 
-def _sliding_window(fields: Fields, family: Family) -> int | None:
+def _sliding_window(fields: Fields, family: Family, num_layers: int) -> int | None:
     """Positions a layer can look back, where any layer is limited to fewer than all."""
     layers = fields.raw("layer_types")
-    if isinstance(layers, list) and not set(map(str, layers)) <= {"full_attention", SLIDING}:
+    if layers is not None and not (isinstance(layers, list) and _known(layers)):
         raise ModelError(
-            f"{fields.file} has layer_types {_short(sorted(set(map(str, layers))))}, which are not "
-            f"supported; expected 'full_attention' or '{SLIDING}'"
+            f"{fields.file} has layer_types {_short(layers)}, which are not supported; expected "
+            f"'full_attention' or '{SLIDING}' for every layer"
         )
-    slides = isinstance(layers, list) and SLIDING in layers
-    if not slides and family.sliding_by_flag and not fields.flag("use_sliding_window", False):
-        return None
+    if family.sliding_by_flag:
+        if layers is None:
+            first = fields.number("max_window_layers", FIRST_SLIDING_LAYER)
+            slides = fields.flag("use_sliding_window", False) and first < num_layers
+        else:
+            slides = SLIDING in layers
+        if not slides:
+            return None
     if fields.raw("sliding_window") is None:
-        return None
+        return None if fields.has("sliding_window") else family.window
     return fields.positive("sliding_window")
+
+
+def _known(layer_types: list[Any]) -> bool:
+    return all(layer in ("full_attention", SLIDING) for layer in layer_types)
 
 
 def _eos_token_ids(path: Path, fields: Fields, vocab_size: int) -> frozenset[int]:

@@ -17,12 +17,13 @@ class Family:
     qkv_bias: bool = False
     qk_norm: bool = False  # every head of q and k is normalised before it is rotated
     head_dim: int | None = None  # where config.json names none; None: hidden / heads
+    window: int | None = None  # where config.json does not even mention `sliding_window`
     sliding_by_flag: bool = False  # `sliding_window` counts only with `use_sliding_window`
 
 
 FAMILIES = {
     "LlamaForCausalLM": Family("Llama", "llama"),
-    "MistralForCausalLM": Family("Mistral", "mistral"),
+    "MistralForCausalLM": Family("Mistral", "mistral", window=4096),
     "Qwen2ForCausalLM": Family("Qwen2", "qwen2", qkv_bias=True, sliding_by_flag=True),
     "Qwen3ForCausalLM": Family("Qwen3", "qwen3", qk_norm=True, head_dim=128, sliding_by_flag=True),
 }

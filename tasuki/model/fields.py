@@ -13,7 +13,7 @@ from typing import Any
 from tasuki.errors import ModelError
 
 MAX_JSON_BYTES = 64 << 20
-MAX_INTEGER = 1 << 31  # more than any size or id of a model; keeps products of sizes sane
+MAX_INTEGER = (1 << 31) - 1  # more than any size or id of a model; keeps products of sizes sane
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -44,6 +44,10 @@ class Fields:
         """The value as it stands, None when absent."""
         return self._values.get(name)
 
+    def has(self, name: str) -> bool:
+        """Whether it is mentioned, be it as null."""
+        return name in self._values
+
     def section(self, name: str) -> Fields:
         """A nested object; an empty one when absent."""
         value = self.raw(name)
@@ -55,15 +59,19 @@ class Fields:
     def is_empty(self) -> bool:
         return not self._values
 
-    def positive(self, name: str, default: int | None = None) -> int:
-        """A whole number above zero. Booleans and floats are not whole numbers."""
+    @property
+    def holds_sections(self) -> bool:
+        return any(isinstance(value, dict) for value in self._values.values())
+
+    def positive(self, name: str, default: int | None = None, *, most: int = MAX_INTEGER) -> int:
+        """A whole number from one to `most`. Booleans and floats are not whole numbers."""
         value = self.raw(name)
         if value is None:
             if default is None:
                 raise ModelError(f"{self.file} has no {self._prefix}{name}; it must give one")
             value = default
-        if type(value) is not int or not 0 < value < MAX_INTEGER:
-            raise self._wrong(name, "a whole number above zero")
+        if type(value) is not int or not 0 < value <= most:
+            raise self._wrong(name, f"a whole number from 1 to {most}")
         return value
 
     def positive_number(self, name: str, default: float) -> float:

@@ -35,6 +35,11 @@ class Rope:
             section = fields.section(name)
             if section.is_empty:
                 continue
+            if section.holds_sections:
+                raise ModelError(
+                    f"{fields.file} has {name} of several kinds, one for each kind of layer, which "
+                    "is not supported"
+                )
             kind = section.raw("rope_type") or section.raw("type") or "default"
             if kind not in KINDS:
                 raise ModelError(

@@ -13,18 +13,24 @@ import torch
 from tasuki.model.config import ModelConfig
 from tasuki.model.rope import Rope
 
+LEAST_POSITIONS = 128  # what the trials at start take, however short the requests will be
+
 
 class RotaryTable:
     """Factors by position. Queries are scaled by log2(e) / sqrt(head_dim) on the way, as attention
     asks.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, positions: int | None = None) -> None:
+        """For the first `positions` of the model's, and not for fewer than LEAST_POSITIONS."""
         self._config = config
+        count = config.max_position
+        if positions is not None:
+            count = min(count, max(positions, LEAST_POSITIONS))
         dim = config.head_dim
         frequencies = inverse_frequencies(config.rope, dim)
-        angles = torch.outer(torch.arange(config.max_position).float(), frequencies)
-        self.cos, self.sin = angles.cos(), angles.sin()  # [max_position, head_dim / 2]
+        angles = torch.outer(torch.arange(count).float(), frequencies)
+        self.cos, self.sin = angles.cos(), angles.sin()  # [count, head_dim / 2]
         self._scale = math.log2(math.e) / math.sqrt(dim)
 
     def factors(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

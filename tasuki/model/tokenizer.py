@@ -6,13 +6,16 @@ read.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import tokenizers
 
 from tasuki.errors import InvalidRequestError, ModelError
+
+TRIAL = "a word, é\n12"  # a file may be readable, and make the library panic on any text
 
 
 class Tokenizer:
@@ -35,8 +38,12 @@ class Tokenizer:
         if not file.is_file():
             raise ModelError(f"{path} has no tokenizer.json; convert the tokenizer to that form")
         try:
-            return cls(tokenizers.Tokenizer.from_file(str(file)))
-        except Exception as error:  # the library raises a bare Exception
+            with _failures_as_value_errors():
+                inner = tokenizers.Tokenizer.from_file(str(file))
+                with contextlib.suppress(Exception):  # no vocabulary has to have every word
+                    inner.encode(TRIAL)
+                return cls(inner)
+        except ValueError as error:
             raise ModelError(f"{file} is no valid tokenizer: {error}") from None
 
     @property
@@ -47,7 +54,7 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. A rendered chat carries its special tokens: do not add them again.
 
-        Raises InvalidRequestError for text that is no valid Unicode.
+        Raises InvalidRequestError for text that is no valid Unicode, or has no tokens.
         """
         try:
             text.encode("utf-8")
@@ -55,11 +62,28 @@ class Tokenizer:
             raise InvalidRequestError(
                 f"the text is not valid Unicode: {error.reason} at character {error.start}"
             ) from None
-        return self._inner.encode(text, add_special_tokens=add_special_tokens).ids
+        try:
+            with _failures_as_value_errors():
+                return self._inner.encode(text, add_special_tokens=add_special_tokens).ids
+        except ValueError as error:
+            raise InvalidRequestError(
+                f"the model's tokenizer cannot encode the text: {error}"
+            ) from None
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids without special tokens; bytes that are no valid UTF-8 become U+FFFD."""
         return self._inner.decode(list(token_ids), skip_special_tokens=True)
+
+
+@contextlib.contextmanager
+def _failures_as_value_errors() -> Iterator[None]:
+    """The library raises a bare Exception, or where it panics something that is none at all."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise ValueError(str(error)) from None
 
 
 def _fallback_bytes(inner: tokenizers.Tokenizer) -> frozenset[int]:

@@ -74,7 +74,13 @@ class CausalLM:
     """One loaded model. Not thread-safe: one step at a time."""
 
     def __init__(
-        self, config: ModelConfig, weights: ModelWeights, *, dtype: str, native: bool
+        self,
+        config: ModelConfig,
+        weights: ModelWeights,
+        *,
+        dtype: str,
+        native: bool,
+        positions: int | None = None,
     ) -> None:
         self.config = config
         self.dtype = dtype
@@ -91,23 +97,32 @@ class CausalLM:
         self._head = Linear(
             head, kind=self._linear_kind, dtype=kind_of, rows_hint=16, memory=memory
         )
-        rotary = RotaryTable(config)
+        rotary = RotaryTable(config, positions)
         self._kernels: Kernels = (
             NativeKernels(config, rotary) if native else TorchKernels(config, rotary)
         )
 
     @classmethod
     @torch.inference_mode()
-    def load(cls, directory: Path, *, dtype: str = "float32", native: bool = False) -> CausalLM:
+    def load(
+        cls,
+        directory: Path,
+        *,
+        dtype: str = "float32",
+        native: bool = False,
+        positions: int | None = None,
+    ) -> CausalLM:
         """Read a model directory. Raises ModelError for what is missing, damaged, unsupported.
 
-        With `native` the compiled kernels compute; `tasuki.native.library.load` comes first.
+        With `native` the compiled kernels compute; `tasuki.native.library.load` comes first. Of
+        the model's positions only the first `positions` will be used; None: all.
         """
         if dtype not in DTYPES:
             raise ModelError(f"dtype {dtype!r} is not supported; expected {' or '.join(DTYPES)}")
         config = ModelConfig.from_directory(directory)
         with Checkpoint(directory) as checkpoint:
-            return cls(config, ModelWeights(config, checkpoint), dtype=dtype, native=native)
+            weights = ModelWeights(config, checkpoint)
+            return cls(config, weights, dtype=dtype, native=native, positions=positions)
 
     def layout(self, block_size: int) -> KVLayout:
         """The shape of this model's KV. Raises ConfigError for an impossible block size."""

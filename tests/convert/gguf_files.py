@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,12 @@ def write_gguf(
     pre: str = "gpt-2",
     tokenizer: str = "gpt2",
     kind: str | None = None,
+    never_cut: Sequence[str] = (),
+    rope_freqs: np.ndarray[Any, Any] | None = None,
+    raw: tuple[gguf.GGMLQuantizationType, Mapping[str, np.ndarray[Any, Any]]] | None = None,
     **more: Any,
 ) -> Path:
+    """`raw` are blocks that are quantised already; `never_cut` are tokens of their own."""
     kind = kind or spec.architecture[1]
     writer = gguf.GGUFWriter(file, kind)
     writer.add_context_length(spec.max_position)
@@ -68,9 +73,10 @@ def write_gguf(
     writer.add_rope_freq_base(spec.rope_theta)
     writer.add_tokenizer_model(tokenizer)
     writer.add_tokenizer_pre(pre)
-    tokens = [*BYTES, *SPECIAL, *(merge.replace(" ", "") for merge in MERGES)]
+    tokens = [*BYTES, *SPECIAL, *(merge.replace(" ", "") for merge in MERGES), *never_cut]
     writer.add_token_list(tokens)
-    writer.add_token_types([3 if token in SPECIAL else 1 for token in tokens])
+    types = {**dict.fromkeys(SPECIAL, 3), **dict.fromkeys(never_cut, 4)}
+    writer.add_token_types([types.get(token, 1) for token in tokens])
     writer.add_token_merges(MERGES)
     writer.add_bos_token_id(tokens.index("<s>"))
     writer.add_eos_token_id(tokens.index("</s>"))
@@ -80,9 +86,16 @@ def write_gguf(
             writer.add_bool(key, value)
         elif isinstance(value, str):
             writer.add_string(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
         else:
             writer.add_uint32(key, value)
+    if rope_freqs is not None:
+        writer.add_tensor("rope_freqs.weight", rope_freqs)
     for name, values in tensors.items():
+        if raw is not None and name in raw[1]:
+            writer.add_tensor(gguf_name(name), raw[1][name], raw_dtype=raw[0])
+            continue
         if kind == "llama" and "q_proj" in name:
             values = permuted(values, spec.num_heads)
         elif kind == "llama" and "k_proj" in name:

@@ -125,6 +125,20 @@ def test_a_sliding_window_shorter_than_the_context_is_refused(model: Path, tmp_p
     assert load(tmp_path / "sliding", max_model_len=128).max_model_len == 128
 
 
+def test_positions_that_are_never_served_cost_nothing(
+    model: Path, tmp_path: Path, alone: list[list[int]]
+) -> None:
+    """A table of all of these would take 120 GB."""
+    huge = shutil.copytree(model, tmp_path / "huge")
+    values = json.loads((huge / "config.json").read_text())
+    (huge / "config.json").write_text(json.dumps(values | {"max_position_embeddings": 2**30}))
+    engine = load(huge, max_model_len=400)
+    engine.warm_up()
+    assert run(engine, [request(6, LENGTHS[6])]) == [alone[6]]
+    with pytest.raises(ModelError, match="MiB of weights"):
+        load(huge)
+
+
 def test_settings_that_do_not_fit_the_model_are_refused(model: Path, tmp_path: Path) -> None:
     for settings, words in (
         ({"max_model_len": 4000}, "max-model-len"),

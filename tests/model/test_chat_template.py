@@ -95,8 +95,29 @@ def test_a_damaged_template_is_the_models_fault(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "source",
+    [
+        "{{ " + "(" * 20_000 + "1" + ")" * 20_000 + " }}",
+        "{% if 1 %}" * 3000 + "x" + "{% endif %}" * 3000,
+        "{% for i in [1] %}" * 30 + "x" + "{% endfor %}" * 30,
+        "{{ 10 ** 5000 }}",
+    ],
+    ids=["brackets", "ifs", "loops", "number"],
+)
+def test_a_template_that_cannot_be_compiled_is_the_models_fault(source: str) -> None:
+    with pytest.raises(ModelError, match="cannot be compiled"):
+        template(source)
+
+
+def test_what_a_model_is_trained_to_write_may_be_marked() -> None:
+    source = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+    assert template(source).render(HELLO) == HELLO[0]["content"]
+
+
+@pytest.mark.parametrize(
     ("source", "words"),
     [
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         ("{{ messages[0].content + 1 }}", "TypeError"),
         ("{{ messages[7]['role'] }}", "refused"),

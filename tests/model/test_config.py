@@ -85,6 +85,9 @@ def test_end_tokens(tmp_path: Path, own: Any, generation: Any, expected: set[int
         ("attention_bias", True),
         ("mlp_bias", True),
         ("layer_types", ["full_attention", "linear_attention"]),
+        ("layer_types", ["full_attention", {}]),
+        ("layer_types", "full_attention"),
+        ("rope_parameters", {"full_attention": {"rope_type": "default", "rope_theta": 1.0}}),
         ("partial_rotary_factor", 0.5),
         ("rope_scaling", {"type": "dynamic", "factor": 2.0}),
         ("rope_scaling", {"rope_type": "longrope", "factor": 8.0}),
@@ -107,6 +110,11 @@ def test_unsupported_is_refused_by_name(tmp_path: Path, name: str, value: Any) -
         ("hidden_size", "64"),
         ("num_hidden_layers", -2),
         ("num_hidden_layers", 0),
+        ("num_hidden_layers", (1 << 31) - 1),
+        ("num_hidden_layers", True),
+        ("max_position_embeddings", True),
+        ("intermediate_size", 10**30),
+        ("hidden_size", float("nan")),
         ("num_attention_heads", 1 << 40),
         ("num_key_value_heads", 3),
         ("num_attention_heads", 128),  # makes head_dim 0
@@ -188,9 +196,12 @@ def test_families(tmp_path: Path) -> None:
     qwen3 = ModelConfig.from_directory(write(tmp_path, named("Qwen3ForCausalLM", "qwen3")))
     assert (qwen3.qkv_bias, qwen3.qk_norm, qwen3.head_dim) == (False, True, 128)
     mistral = ModelConfig.from_directory(write(tmp_path, named("MistralForCausalLM", "mistral")))
-    assert (mistral.qkv_bias, mistral.qk_norm, mistral.sliding_window) == (False, False, None)
+    assert (mistral.qkv_bias, mistral.qk_norm) == (False, False)
     with pytest.raises(ModelError, match="model_type"):
         ModelConfig.from_directory(write(tmp_path, named("Qwen3ForCausalLM", "qwen2")))
+
+
+SLIDES = {"sliding_window": 128, "use_sliding_window": True}
 
 
 @pytest.mark.parametrize(
@@ -198,8 +209,14 @@ def test_families(tmp_path: Path) -> None:
     [
         (("MistralForCausalLM", "mistral"), {"sliding_window": 128}, 128),
         (("MistralForCausalLM", "mistral"), {"sliding_window": None}, None),
+        (("MistralForCausalLM", "mistral"), {}, 4096),  # as the reference fills it in
         (("Qwen2ForCausalLM", "qwen2"), {"sliding_window": 128}, None),
-        (("Qwen2ForCausalLM", "qwen2"), {"sliding_window": 128, "use_sliding_window": True}, 128),
+        (("MistralForCausalLM", "mistral"), SLIDES | {"layer_types": ["full_attention"] * 2}, 128),
+        (("Qwen2ForCausalLM", "qwen2"), SLIDES | {"max_window_layers": 1}, 128),
+        (("Qwen2ForCausalLM", "qwen2"), SLIDES | {"max_window_layers": 0}, 128),
+        (("Qwen2ForCausalLM", "qwen2"), SLIDES | {"max_window_layers": 2}, None),
+        (("Qwen2ForCausalLM", "qwen2"), SLIDES, None),  # 28 layers do not, and there are two
+        (("Qwen3ForCausalLM", "qwen3"), SLIDES | {"layer_types": ["full_attention"] * 2}, None),
         (
             ("Qwen3ForCausalLM", "qwen3"),
             {"sliding_window": 128, "layer_types": ["full_attention", "sliding_attention"]},

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
@@ -64,10 +66,54 @@ def test_truncation_and_padding_of_the_file_are_not_applied(
     assert len(tokenizer.encode("a")) == 2
 
 
+UNKNOWN_SPECIAL = {
+    "type": "TemplateProcessing", "pair": [], "special_tokens": {},
+    "single": [{"SpecialToken": {"id": "none", "type_id": 0}}],
+}  # fmt: skip
+WORDS = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "none"}
+
+
+def changed(directory: Path, target: Path, **parts: Any) -> Path:
+    values = json.loads((directory / "tokenizer.json").read_text()) | parts
+    (target / "tokenizer.json").write_text(json.dumps(values))
+    return target
+
+
 def test_a_missing_or_damaged_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no tokenizer\.json"):
         Tokenizer.from_directory(tmp_path)
-    for content in ("", "{}", "[1]"):
-        (tmp_path / "tokenizer.json").write_text(content)
+    for content in (b"", b"{}", b"[1]", b"null", b'{"a":' * 100_000, b"{\xff"):
+        (tmp_path / "tokenizer.json").write_bytes(content)
         with pytest.raises(ModelError, match="no valid tokenizer"):
             Tokenizer.from_directory(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+        {"post_processor": UNKNOWN_SPECIAL},
+    ],
+    ids=["on reading", "on any text"],
+)
+def test_a_file_that_makes_the_library_panic_is_named(
+    tiny_directory: Path, tmp_path: Path, parts: dict[str, Any]
+) -> None:
+    """A panic is no Exception, and would end whatever thread it is in."""
+    with pytest.raises(ModelError, match="no valid tokenizer"):
+        Tokenizer.from_directory(changed(tiny_directory, tmp_path, **parts))
+
+
+def test_text_outside_a_vocabulary_is_the_requests_fault(
+    tiny_directory: Path, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {
+        "model": WORDS,
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "added_tokens": [],
+    }
+    tokenizer = Tokenizer.from_directory(changed(tiny_directory, tmp_path, **settings))
+    assert tokenizer.encode("a") == [0]
+    with pytest.raises(InvalidRequestError, match="cannot encode the text"):
+        tokenizer.encode("b")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -130,6 +131,33 @@ def test_files_that_are_no_weights(directory: Path) -> None:
     (directory / "pytorch_model.bin").write_bytes(b"never read")
     with pytest.raises(ModelError, match=r"\.bin files, which are never read"):
         CausalLM.load(directory)
+
+
+def test_damaged_shards_are_named(directory: Path) -> None:
+    shard(directory)
+    two = directory / "two.safetensors"
+    content = two.read_bytes()
+    huge = (1 << 60).to_bytes(8, "little") + content[8:]
+    for damaged in (content[:-100], content[:4], content + b"more", huge):
+        two.write_bytes(damaged)
+        with pytest.raises(ModelError, match=r"two\.safetensors is no valid safetensors"):
+            CausalLM.load(directory)
+    two.write_bytes((directory / "one.safetensors").read_bytes())
+    with pytest.raises(ModelError, match=r"in .*two\.safetensors and in .*one\.safetensors"):
+        CausalLM.load(directory)
+
+
+def test_a_shard_outside_the_directory_is_not_read(directory: Path) -> None:
+    """Though it is there, and right: only the index decides what is opened."""
+    shard(directory)
+    file = directory / "model.safetensors.index.json"
+    index = json.loads(file.read_text())
+    outside = directory.parent / "two.safetensors"
+    shutil.copy(directory / "two.safetensors", outside)
+    for name in ("../two.safetensors", str(outside), "..", ""):
+        file.write_text(json.dumps(index | {"weight_map": index["weight_map"] | {Q: name}}))
+        with pytest.raises(ModelError, match=re.escape(f"puts {Q} into")):
+            CausalLM.load(directory)
 
 
 @pytest.mark.parametrize(
