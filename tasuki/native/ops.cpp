@@ -17,7 +17,7 @@
 namespace tasuki {
 namespace {
 
-constexpr int64_t ROWS_PER_TASK = 48;  // query rows of one KV head
+constexpr int64_t ROWS_PER_TASK = 96;  // query rows of one KV head
 constexpr int64_t ELEMENTS_PER_TASK = 16384;
 constexpr int64_t LEAST_LINEAR_ROWS = 96;  // per task, where there are so many: for a panel's sake
 constexpr int64_t MOST_LINEAR_ROWS = 192;  // these stay near while panels pass by
@@ -199,6 +199,25 @@ std::vector<Task> cut(const std::vector<Entry>& entries, const Shape& shape) {
   return tasks;
 }
 
+// What one thread works with.
+struct Scratch {
+  std::vector<const float*> queries;
+  std::vector<int64_t> visible, places;  // places: of each row's head in the output
+  std::vector<float> best, total, mixed, tile;
+
+  void fit(int64_t rows, int64_t padded_dim) {
+    queries.resize(rows);
+    visible.resize(rows);
+    places.resize(rows);
+    best.resize(rows);
+    total.resize(rows * LANES);
+    mixed.resize(rows * padded_dim);
+    tile.resize(2 * padded_dim * TILE);
+  }
+
+  Rows rows() { return {queries.data(), visible.data(), best.data(), total.data(), mixed.data()}; }
+};
+
 template <typename T>
 struct Layer {
   Shape shape;
@@ -224,21 +243,18 @@ struct Layer {
     auto biases = [&](int64_t head) { return bias ? bias + head * dims : nullptr; };
     for (int64_t head = 0; head < shape.heads; ++head) {
       float* query = queries + (row * shape.heads + head) * shape.padded_dim;
-      rotated<T>(heads + head * dims, biases(head), q_weight, eps, c, s, scale, query, dims);
+      rotated(heads + head * dims, biases(head), q_weight, eps, c, s, scale, query, dims);
       std::fill(query + dims, query + shape.padded_dim, 0.0f);
     }
     const int64_t place = tables[entry.table + position / shape.block_size] * stride;
     const int64_t offset = position % shape.block_size;
     for (int64_t head = 0; head < shape.kv_heads; ++head) {
-      float key[MOST_DIM];
+      T key[MOST_DIM];
       const int64_t k = shape.heads + head, v = k + shape.kv_heads;
-      rotated<T>(heads + k * dims, biases(k), k_weight, eps, c, s, 1.0f, key, dims);
-      T* to_key = keys(head) + place + offset;
-      T* to_value = values(head) + place + offset * dims;
-      for (int64_t i = 0; i < dims; ++i) {
-        put(to_key + i * shape.block_size, key[i]);
-        put(to_value + i, to_float(heads[v * dims + i]) + (bias ? bias[v * dims + i] : 0.0f));
-      }
+      rotated(heads + k * dims, biases(k), k_weight, eps, c, s, 1.0f, key, dims);
+      T* to = keys(head) + place + offset;
+      for (int64_t i = 0; i < dims; ++i) to[i * shape.block_size] = key[i];
+      biased(heads + v * dims, biases(v), values(head) + place + offset * dims, dims);
     }
   }
 
@@ -249,30 +265,22 @@ struct Layer {
   }
 
   // `following` is the task whose keys and values will most likely be read next.
-  void attend(const Task& task, const Task& following, float* buffer) const {
+  void compute(const Task& task, const Task& following, Scratch& scratch) const {
     const Entry& entry = *task.entry;
-    const int64_t dims = shape.head_dim;
-    const Blocks<T> blocks = blocks_of(task);
-    const Tile<T> after = blocks_of(following).tile(0);
-    const int64_t first = task.first * shape.group, last = task.last * shape.group;
-    alignas(64) float mixed[MOST_ROWS * MOST_DIM];
-    for (int64_t row = first; row < last; row += MOST_ROWS) {
-      const int64_t count = std::min<int64_t>(MOST_ROWS, last - row);
-      const float* rows[MOST_ROWS];
-      int64_t visible[MOST_ROWS], places[MOST_ROWS];
-      for (int64_t r = 0; r < count; ++r) {
-        const int64_t token = (row + r) / shape.group, member = (row + r) % shape.group;
-        const int64_t head = task.head * shape.group + member;
-        places[r] = (entry.first_row + token) * shape.heads + head;
-        rows[r] = queries + places[r] * shape.padded_dim;
-        visible[r] = entry.start + token + 1;
-      }
-      if (entry.count == 1) attend_some<true>(count, rows, visible, blocks, after, mixed, buffer);
-      else attend_some<false>(count, rows, visible, blocks, after, mixed, buffer);
-      for (int64_t r = 0; r < count; ++r)
-        for (int64_t i = 0; i < dims; ++i)
-          put(out + places[r] * dims + i, mixed[r * shape.padded_dim + i]);
+    const int64_t dims = shape.head_dim, count = (task.last - task.first) * shape.group;
+    scratch.fit(count, shape.padded_dim);
+    for (int64_t row = 0; row < count; ++row) {
+      const int64_t token = task.first + row / shape.group;
+      const int64_t head = task.head * shape.group + row % shape.group;
+      scratch.places[row] = (entry.first_row + token) * shape.heads + head;
+      scratch.queries[row] = queries + scratch.places[row] * shape.padded_dim;
+      scratch.visible[row] = entry.start + token + 1;
     }
+    attend(count, scratch.rows(), blocks_of(task), blocks_of(following).tile(0),
+           scratch.tile.data());
+    for (int64_t row = 0; row < count; ++row)
+      for (int64_t i = 0; i < dims; ++i)
+        put(out + scratch.places[row] * dims + i, scratch.mixed[row * shape.padded_dim + i]);
   }
 };
 
@@ -329,9 +337,10 @@ at::Tensor attention(const at::Tensor& qkv, const c10::optional<at::Tensor>& bia
     const std::vector<Task> tasks = cut(read, shape);
     std::atomic<size_t> next{0};
     at::parallel_for(0, at::get_num_threads(), 1, [&](int64_t from, int64_t to) {
-      std::vector<float> buffer(2 * shape.padded_dim * TILE);
+      Scratch scratch;
       for (; from < to; ++from)
-        for (size_t task; (task = next++) < tasks.size();) work.attend(tasks[task], tasks[std::min(task + 1, tasks.size() - 1)], buffer.data());
+        for (size_t task; (task = next++) < tasks.size();)
+          work.compute(tasks[task], tasks[std::min(task + 1, tasks.size() - 1)], scratch);
     });
   });
   return out;
