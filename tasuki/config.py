@@ -224,7 +224,9 @@ def _convert(source: str, raw: Any, kind: type[Any]) -> Any:
 class WorkerConfig:
     """Settings of a prefill or decode worker: its server process and its engine process."""
 
-    model: str = setting("", "Model directory.", metavar="DIR")
+    model: str = setting(
+        "", "Model directory, .gguf file, or owner/name on a hub.", metavar="MODEL"
+    )
     dtype: str = setting(
         "float32", "Element type of weights and KV.", choices=("float32", "bfloat16")
     )
