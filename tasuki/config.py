@@ -80,6 +80,7 @@ def build(
             source, raw = variable, env[variable]
         elif field.name in file:
             source, raw = file[field.name].source, file[field.name].value
+            _require_kind(source, raw, _plain_type(cls, field.name))
         else:
             continue
         value = _convert(source, raw, _plain_type(cls, field.name))
@@ -187,7 +188,8 @@ def require_range(config: Any, least: float, *names: str, most: float = math.inf
     """Raise ConfigError naming the first of these settings that is no number from least to most."""
     for name in names:
         value = getattr(config, name)
-        if isinstance(value, bool) or not (math.isfinite(value) and least <= value <= most):
+        # compared first: a whole number may be too large to ask whether it is finite
+        if isinstance(value, bool) or not least <= value <= most or value == math.inf:
             upper = "" if most == math.inf else f" and at most {most:g}"
             raise ConfigError(
                 f"{flag_name(name)} is {value}; expected a number of at least {least:g}{upper}"
@@ -205,6 +207,16 @@ _WORDS = {"1": True, "true": True, "yes": True, "on": True}
 _WORDS |= {"0": False, "false": False, "no": False, "off": False, "": False}
 
 
+# What YAML may hold for a setting: it knows kinds itself, so nothing is read out of text there.
+_KINDS: dict[type[Any], tuple[type[Any], ...]] = {float: (float, int), str: (str, int)}
+_EXPECTED = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+
+
+def _require_kind(source: str, raw: Any, kind: type[Any]) -> None:
+    if type(raw) not in _KINDS.get(kind, (kind,)):
+        raise ConfigError(f"{source} is {raw!r}; expected {_EXPECTED.get(kind, kind.__name__)}")
+
+
 def _convert(source: str, raw: Any, kind: type[Any]) -> Any:
     if isinstance(raw, kind) and not (kind is int and isinstance(raw, bool)):
         return raw
@@ -216,7 +228,7 @@ def _convert(source: str, raw: Any, kind: type[Any]) -> Any:
     try:
         return kind(text)
     except ValueError:
-        expected = {int: "a whole number", float: "a number"}.get(kind, kind.__name__)
+        expected = _EXPECTED.get(kind, kind.__name__)
         raise ConfigError(f"{source} is {text!r}; expected {expected}") from None
 
 

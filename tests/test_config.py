@@ -60,7 +60,13 @@ def test_secrets_are_left_out_of_what_is_shown() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("threads", 0), ("port", 70000), ("kv_blocks", -1), ("link_timeout", float("nan"))],
+    [
+        ("threads", 0),
+        ("port", 70000),
+        ("port", 10**400),
+        ("kv_blocks", -1),
+        ("link_timeout", float("nan")),
+    ],
 )
 def test_a_worker_setting_out_of_range_is_refused(name: str, value: float) -> None:
     with pytest.raises(ConfigError, match="--" + name.replace("_", "-")):
