@@ -1,6 +1,6 @@
 # The doors to tasuki. Everything runs in .venv, which the first target that needs it builds.
 # Every target is phony: one named like a folder would be skipped silently otherwise.
-.PHONY: help venv up test lint bench proto clean
+.PHONY: help venv up test soak lint bench proto clean
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -19,6 +19,7 @@ help:
 	@echo "make up      start a router, a prefill worker and a decode worker here, ask one question,"
 	@echo "             and stay up until Ctrl-C. UP_FLAGS='--prefill 2' adds flags of 'tasuki up'."
 	@echo "make test    run the tests. TEST_FLAGS='-k handoff' adds flags of pytest."
+	@echo "make soak    the long tests: whole streams of the demo model, ten thousand requests"
 	@echo "make lint    style, types, import floors, and whether the generated stubs are current"
 	@echo "make bench   speed against peers and against this machine's limits"
 	@echo "make venv    build .venv and nothing else"
@@ -59,6 +60,9 @@ up: $(STAMP)
 
 test: $(STAMP)
 	@$(BIN)/python -m pytest -q -m "not chaos and not soak" --durations=10 $(TEST_FLAGS)
+
+soak: $(STAMP)
+	@$(BIN)/python -m pytest -q -m soak --durations=10 $(TEST_FLAGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

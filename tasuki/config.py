@@ -23,6 +23,7 @@ from tasuki.errors import ConfigError
 
 T = TypeVar("T")
 CONFIG_VARIABLE = "TASUKI_CONFIG"
+MAX_NUMBER = 1e18  # more than any setting means
 
 
 def setting(
@@ -188,11 +189,12 @@ def require_range(config: Any, least: float, *names: str, most: float = math.inf
     """Raise ConfigError naming the first of these settings that is no number from least to most."""
     for name in names:
         value = getattr(config, name)
-        # compared first: a whole number may be too large to ask whether it is finite
-        if isinstance(value, bool) or not least <= value <= most or value == math.inf:
+        # a comparison takes a whole number of any size, and a NaN is in no range
+        if isinstance(value, bool) or not least <= value <= min(most, MAX_NUMBER):
             upper = "" if most == math.inf else f" and at most {most:g}"
             raise ConfigError(
-                f"{flag_name(name)} is {value}; expected a number of at least {least:g}{upper}"
+                f"{flag_name(name)} is {str(value)[:60]}; "
+                f"expected a number of at least {least:g}{upper}"
             )
 
 

@@ -250,6 +250,11 @@ def _engine_families(make: Families) -> dict[str, Counter | Gauge | Histogram]:
         "preemptions_total": make.counter(
             "preemptions_total", "Requests whose KV was given up and is computed again."
         ),
+        "slot_steps_total": make.counter(
+            "slot_steps_total",
+            "Slots of the batch over all steps: those taken, and those in which work was done.",
+            {"kind": ("reserved", "useful")},
+        ),
         "prefix_cache_queries_total": make.counter(
             "prefix_cache_queries_total", "Tokens looked up in the prefix cache at admission."
         ),

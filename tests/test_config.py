@@ -61,9 +61,10 @@ def test_secrets_are_left_out_of_what_is_shown() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
+        ("threads", 10**400),
+        ("link_timeout", float("inf")),
         ("threads", 0),
         ("port", 70000),
-        ("port", 10**400),
         ("kv_blocks", -1),
         ("link_timeout", float("nan")),
     ],

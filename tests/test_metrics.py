@@ -19,7 +19,7 @@ inter_token_latency_seconds e2e_seconds queue_seconds ttft_part_seconds placemen
 admission_queue_requests oldest_waiting_seconds slo_misses_total"""
 BOTH = """kv_blocks kv_block_leaks_total running_requests waiting_requests preemptions_total
 step_seconds links stale_results_dropped_total batch_tokens oldest_waiting_seconds
-prefix_cache_queries_total prefix_cache_hits_total"""
+prefix_cache_queries_total prefix_cache_hits_total slot_steps_total"""
 PREFILL = "kv_sent_bytes_total prefill_tokens_total prefill_queue_tokens prefill_seconds"
 DECODE = """kv_received_bytes_total kv_transfer_seconds kv_transfer_exposed_seconds
 kv_transfer_bytes fallbacks_total handoffs kv_transfer_failures_total"""

@@ -130,6 +130,9 @@ class EngineLoop:
             metrics.level("kv_blocks", count, state=state)
         metrics.level("running_requests", len(scheduler.running))
         metrics.total("preemptions_total", scheduler.preemptions)
+        slots = scheduler.membership
+        metrics.total("slot_steps_total", slots.reserved_slot_steps, kind="reserved")
+        metrics.total("slot_steps_total", slots.useful_slot_steps, kind="useful")
         metrics.total("prefix_cache_queries_total", scheduler.prefix_queries)
         metrics.total("prefix_cache_hits_total", scheduler.prefix_hits)
         if self.core.is_idle and not scheduler.has_work:

@@ -2,7 +2,7 @@
 
 A token budget is not a time budget: what a token costs depends on the context it attends to. So the
 steps tried are the worst there can be: as many requests as may run, sharing the whole cache, and a
-chunk at the end of the longest context.
+chunk at the end of the longest context. On a prefill worker nothing decodes: the chunk alone.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def worst_step(
     """A step of so many tokens that takes as long as any; to be run on an unused cache only."""
     capacity = num_blocks * layout.block_size
     longest = min(config.max_model_len, capacity)
-    chunk = max(1, num_tokens - config.max_num_seqs + 1)
+    decoding = 0 if config.allocate_whole_prompt else config.max_num_seqs - 1
+    chunk = max(1, num_tokens - decoding)
     singles = num_tokens - chunk
     chunk = min(chunk, longest)
     context = max(1, min(longest, capacity // config.max_num_seqs))

@@ -346,12 +346,10 @@ class Scheduler:
         if request.finish_reason is not None:
             self._end(request, request.finish_reason)
         logprob = result.logprobs.get(entry.key)
-        return RequestUpdate(
-            request,
-            [token_id],
-            [] if logprob is None else [logprob],
-            request.take_prompt_logprobs(),
-        )
+        if logprob is None and request.prompt_logprobs is None:
+            return RequestUpdate(request, [token_id])
+        logprobs = [] if logprob is None else [logprob]
+        return RequestUpdate(request, [token_id], logprobs, request.take_prompt_logprobs())
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         request.status = RequestStatus.FINISHED

@@ -42,6 +42,12 @@ def test_few_steps_are_tried() -> None:
     assert tried == [16, 32, 64, 128, 256]
 
 
+def test_a_prefill_worker_never_decodes() -> None:
+    config = SchedulerConfig(max_num_seqs=32, max_model_len=2048, allocate_whole_prompt=True)
+    (entry,) = worst_step(64, config, LAYOUT, 400).requests
+    assert len(entry.token_ids) == 64
+
+
 @pytest.mark.parametrize("tokens", [16, 64, 65, 300, 5000])
 @pytest.mark.parametrize("num_blocks", [4, 40, 400])
 def test_the_worst_step_is_a_full_batch_and_a_chunk_at_the_end(
