@@ -41,7 +41,7 @@ class CompareConfig:
 
     quick: bool = setting(False, "The quick comparison; there is no other yet.")
     model: str = setting(
-        "auto", "As for `tasuki up`.", metavar="auto|demo|tiny|DIR"
+        "auto", "As for `tasuki up`.", metavar="auto|demo|tiny|MODEL"
     )  # fmt: skip
     time_scale: float = setting(4.0, "Stretches the trace's arrival times.")
     slo_ttft_ms: float = setting(1000.0, "What counts as a good time to first token.")

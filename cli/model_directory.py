@@ -16,20 +16,25 @@ from cli.cluster_spec import ClusterSpec, module_program
 from cli.lifeline import Lifeline
 from cli.process_group import end_group
 from cli.say import say
+from tasuki.clock import monotonic
 from tasuki.errors import ModelError
 
-CONVERT_TIMEOUT = 900.0
+MAKE_TIMEOUT = 900.0
+OBTAIN_TIMEOUT = 4 * 3600.0  # a model of any size over any network, converted
+PROGRESS_SECONDS = 10.0
+MOST_OF_A_LINE = 64 << 10
 KILL_TIMEOUT = 5.0
+NAMED = ("demo", "tiny")
 
 
 async def obtain_model(choice: str, program: Sequence[str] | None = None) -> Path:
-    """The directory for auto, demo, tiny or a path. Says on stderr what takes long.
+    """The directory for auto, demo, tiny, a path or a hub name. Says on stderr what takes long.
 
     `program` is the command that converts. Raises ModelError when there is no such model.
     """
     convert = program or module_program("tasuki.convert")
     if choice != "auto":
-        named = choice in ("demo", "tiny") or not is_directory(choice)
+        named = choice in NAMED or not is_directory(choice)
         return await _convert(choice, convert) if named else check_directory(Path(choice))
     try:
         return await _convert("demo", convert)
@@ -49,7 +54,7 @@ def check_directory(path: Path) -> Path:
     if not path.exists():
         raise ModelError(
             f"--model is {path}, which does not exist; "
-            "expected auto, demo, tiny or a model directory"
+            "expected auto, demo, tiny, a model directory, a .gguf file, or owner/name on a hub"
         )
     if not (path / "config.json").is_file():
         raise ModelError(
@@ -61,11 +66,13 @@ def check_directory(path: Path) -> Path:
 
 async def _convert(name: str, program: Sequence[str]) -> Path:
     lifeline = Lifeline()
+    seconds = MAKE_TIMEOUT if name in NAMED else OBTAIN_TIMEOUT
     try:
         process = await asyncio.create_subprocess_exec(
             *program,
-            name,
             f"--lifeline-fd={lifeline.read_fd}",
+            "--",
+            name,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -74,12 +81,11 @@ async def _convert(name: str, program: Sequence[str]) -> Path:
             start_new_session=True,
         )
         try:
-            async with asyncio.timeout(CONVERT_TIMEOUT):
+            async with asyncio.timeout(seconds):
                 return await _directory_from(name, process)
         except TimeoutError:
             raise ModelError(
-                f"model {name} was not there after {CONVERT_TIMEOUT:g} s; "
-                "try again, or give --model tiny"
+                f"model {name} was not there after {seconds:g} s; try again, or give --model tiny"
             ) from None
         finally:
             await end_group(process.pid, KILL_TIMEOUT)
@@ -105,11 +111,24 @@ async def _directory_from(name: str, process: asyncio.subprocess.Process) -> Pat
 
 
 async def _relay(stream: asyncio.StreamReader) -> str:
-    """Show each line when the next one comes; return the last instead: it may be the error."""
-    held = ""
-    async for line in stream:
-        text = line.decode(errors="replace").rstrip()
-        if held:
-            say(held)
-        held = text or held
-    return held
+    """Show each line when the next one comes; return the last instead: it may be the error.
+
+    A progress bar overwrites its line again and again: of that, a state is shown now and then.
+    """
+    held, rest, shown = "", b"", monotonic()
+    while chunk := await stream.read(MOST_OF_A_LINE):
+        *lines, rest = (rest + chunk).split(b"\n")
+        rest = rest[-MOST_OF_A_LINE:]
+        for line in lines:
+            if held:
+                say(held)
+            held = _last_state(line) or held
+        if b"\r" in rest and monotonic() - shown > PROGRESS_SECONDS:
+            say(_last_state(rest))
+            shown = monotonic()
+    return _last_state(rest) or held
+
+
+def _last_state(line: bytes) -> str:
+    states = (state.strip() for state in line.decode(errors="replace").split("\r"))
+    return next((state for state in reversed([*states]) if state), "")

@@ -40,8 +40,9 @@ class UpConfig:
     model: str = setting(
         "auto",
         "demo: a small chat model, obtained once; tiny: random weights, made in a second; auto: "
-        "demo, or tiny when demo cannot be had; or a Llama-family directory.",
-        metavar="auto|demo|tiny|DIR",
+        "demo, or tiny when demo cannot be had; or a model directory, a .gguf file, or owner/name "
+        "on a hub.",
+        metavar="auto|demo|tiny|MODEL",
     )
     config: str = setting(
         "", "YAML file with settings of all processes; flags and environment win.", metavar="FILE"
@@ -80,7 +81,7 @@ class UpConfig:
 
     def __post_init__(self) -> None:
         if not self.model:
-            raise ConfigError("--model is empty; expected auto, demo, tiny or a directory")
+            raise ConfigError("--model is empty; expected auto, demo, tiny or a model")
         for name in ("prefill", "colocated", "kv_blocks", "die_with_parent"):
             self._at_least(name, 0)
         for name in ("decode", "threads", "block_size"):

@@ -14,7 +14,9 @@ from tasuki.slo import Slo
 class RouterConfig:
     """Every flag of `python -m router`. Times in seconds unless the name says otherwise."""
 
-    model: str = setting("", "Model directory: tokenizer and chat template.", metavar="DIR")
+    model: str = setting(
+        "", "Model directory, .gguf file, or owner/name on a hub: its tokenizer.", metavar="MODEL"
+    )
     host: str = setting("127.0.0.1", "Address to listen on.")
     port: int = setting(0, "gRPC port; 0 takes a free one.")
     metrics_port: int = setting(0, "Port of /metrics, /healthz and /readyz; 0 takes a free one.")

@@ -117,6 +117,9 @@ def _choose_prefill(
     return chosen, PlacementReason.PREFILL_AVAILABLE
 
 
+REPORT_AGE = 0.1  # seconds; a load report can be so old
+
+
 def prefill_is_busy(prompt_len: int, prefill: WorkerSnapshot, decode: WorkerSnapshot) -> bool:
     """Whether waiting for the prefill worker makes the split longer than computing the prompt here.
 
@@ -127,6 +130,8 @@ def prefill_is_busy(prompt_len: int, prefill: WorkerSnapshot, decode: WorkerSnap
     if not (prefill.prefill_speed > 0 and decode.prefill_speed > 0):
         return False
     wait = prefill.queued_tokens / prefill.prefill_speed
+    if wait < REPORT_AGE:
+        return False  # it may be over already
     compute = prompt_len / prefill.prefill_speed
     local = (decode.queued_tokens + prompt_len) / decode.prefill_speed
     return wait > local or (compute <= local < wait + compute)

@@ -35,7 +35,7 @@ class ServedModel:
             raise ConfigError(
                 "--model is empty; a router needs the model directory for its tokenizer"
             )
-        path = resolve_model(directory)
+        path = resolve_model(directory, weights=False)
         config = ModelConfig.from_directory(path)
         return cls(
             model_id=config.model_id,

@@ -81,6 +81,7 @@ def build(
             source, raw = variable, env[variable]
         elif field.name in file:
             source, raw = file[field.name].source, file[field.name].value
+            _require_kind(source, raw, _plain_type(cls, field.name))
         else:
             continue
         value = _convert(source, raw, _plain_type(cls, field.name))
@@ -208,6 +209,16 @@ _WORDS = {"1": True, "true": True, "yes": True, "on": True}
 _WORDS |= {"0": False, "false": False, "no": False, "off": False, "": False}
 
 
+# What YAML may hold for a setting: it knows kinds itself, so nothing is read out of text there.
+_KINDS: dict[type[Any], tuple[type[Any], ...]] = {float: (float, int), str: (str, int)}
+_EXPECTED = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+
+
+def _require_kind(source: str, raw: Any, kind: type[Any]) -> None:
+    if type(raw) not in _KINDS.get(kind, (kind,)):
+        raise ConfigError(f"{source} is {raw!r}; expected {_EXPECTED.get(kind, kind.__name__)}")
+
+
 def _convert(source: str, raw: Any, kind: type[Any]) -> Any:
     if isinstance(raw, kind) and not (kind is int and isinstance(raw, bool)):
         return raw
@@ -219,7 +230,7 @@ def _convert(source: str, raw: Any, kind: type[Any]) -> Any:
     try:
         return kind(text)
     except ValueError:
-        expected = {int: "a whole number", float: "a number"}.get(kind, kind.__name__)
+        expected = _EXPECTED.get(kind, kind.__name__)
         raise ConfigError(f"{source} is {text!r}; expected {expected}") from None
 
 
@@ -227,7 +238,9 @@ def _convert(source: str, raw: Any, kind: type[Any]) -> Any:
 class WorkerConfig:
     """Settings of a prefill or decode worker: its server process and its engine process."""
 
-    model: str = setting("", "Model directory.", metavar="DIR")
+    model: str = setting(
+        "", "Model directory, .gguf file, or owner/name on a hub.", metavar="MODEL"
+    )
     dtype: str = setting(
         "float32", "Element type of weights and KV.", choices=("float32", "bfloat16")
     )

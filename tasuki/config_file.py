@@ -27,6 +27,7 @@ class FileValue:
 
     value: Any
     source: str
+    section: str
 
 
 class ConfigFile:
@@ -41,7 +42,7 @@ class ConfigFile:
 
         Raises ConfigError for a key that `cls` does not have.
         """
-        known = [field.name for field in dataclasses.fields(cls)]
+        known = [field.name for field in dataclasses.fields(cls) if not _is_private(field.name)]
         found: dict[str, FileValue] = {}
         for section in sections:
             for key, value in self._sections.get(section, {}).items():
@@ -50,7 +51,11 @@ class ConfigFile:
                     raise ConfigError(
                         f"{self.path} has {section}.{key}, which is no setting{_hint(name, known)}"
                     )
-                found[name] = FileValue(value, f"{section}.{key} in {self.path}")
+                if name in found and found[name].section == section:
+                    raise ConfigError(
+                        f"{self.path} has {section}.{key} twice, with dashes and with underscores"
+                    )
+                found[name] = FileValue(value, f"{section}.{key} in {self.path}", section)
         return found
 
 
@@ -67,7 +72,8 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
         raise ConfigError(f"{path} has over {MAX_BYTES} bytes; expected a short YAML file")
     try:
         whole = yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError) as error:
+        # the other four: a tag such as !!int before something that is none
         raise ConfigError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
         raise ConfigError(f"{path} is nested too deeply; expected sections of settings") from None
@@ -103,6 +109,11 @@ def _section(path: Path, name: Any, section: Any) -> dict[str, Any]:
     return section
 
 
+def _is_private(name: str) -> bool:
+    """Descriptors are from a parent to its child, and a file does not name another file."""
+    return name == "config" or name.endswith("_fd")
+
+
 def _hint(name: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {close[0]}?" if close else ""
@@ -119,6 +130,8 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.YAMLError(f"expected a name before the colon, {key.start_mark}")
             if key.value in seen:
                 raise yaml.YAMLError(f"{key.value!r} stands twice, {key.start_mark}")
             seen.add(str(key.value))

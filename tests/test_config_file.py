@@ -18,6 +18,9 @@ class Example:
     ratio: float = setting(0.5, "A ratio.")
     shout: bool = setting(False, "A switch.")
     name: str = setting("", "A name.")
+    long_name: str = setting("", "A name of two words.")
+    config: str = setting("", "A file.")
+    ready_fd: int = setting(-1, "A descriptor.")
 
 
 def write(folder: Path, content: str | bytes) -> Path:
@@ -63,7 +66,26 @@ def test_an_empty_file_sets_nothing(tmp_path: Path, text: str) -> None:
         ("just words", "holds a str"),
         ("worker: {port: true}", r"worker\.port in .* is .*True.*expected a whole number"),
         ("worker: {port: 1.5}", r"worker\.port in .*expected a whole number"),
+        ("worker: {port: '7'}", r"worker\.port in .* is '7'; expected a whole number"),
+        ("worker: {port: 1, decode: 2}", r"worker\.decode, which is no setting"),
+        ("worker: {ratio: true}", r"worker\.ratio in .* is True; expected a number"),
+        ("worker: {ratio: '1'}", r"worker\.ratio in .*expected a number"),
+        ("worker: {name: yes}", r"worker\.name in .* is True; expected text"),
+        ("worker: {name: 1.0}", r"worker\.name in .* is 1.0; expected text"),
         ("worker: {shout: 5}", r"worker\.shout in .*expected true or false"),
+        ("worker: {shout: 1}", r"worker\.shout in .* is 1; expected true or false"),
+        ("worker: {shout: 'yes'}", r"worker\.shout in .* is 'yes'; expected true or false"),
+        ("worker: {long-name: a, long_name: b}", r"worker\.long_name twice, with dashes"),
+        ("worker: {ready-fd: 1}", r"worker\.ready-fd, which is no setting"),
+        ("worker: {config: other.yaml}", r"worker\.config, which is no setting"),
+        ("worker: {? [port] : 1}", "no valid YAML.*a name before the colon"),
+        ("worker: {? {a: 1} : 1}", "no valid YAML.*a name before the colon"),
+        ("worker: !!set {port}", "no settings under worker"),
+        ("worker: {name: 2020-99-99}", "no valid YAML"),
+        ("worker: {name: !!timestamp soon}", "no valid YAML"),
+        ("worker: {port: !!int many}", "no valid YAML"),
+        ("worker: {port: " + "9" * 9999 + "}", "no valid YAML"),
+        ("worker: {name: a\0b}", "no valid YAML"),
         ("worker: {port: [1]}", r"worker\.port = .*single value"),
         ("worker: {port: null}", r"worker\.port = .*single value"),
         ("worker: {name: 2020-01-01}", r"worker\.name = .*single value"),

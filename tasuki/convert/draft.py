@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import os
 import shutil
 import tempfile
@@ -18,6 +19,7 @@ from tasuki.clock import monotonic
 from tasuki.errors import ModelError
 
 POLL_SECONDS = 0.05
+SUFFIX = 8  # characters that tempfile adds
 
 
 @contextlib.contextmanager
@@ -40,6 +42,13 @@ def draft(directory: Path) -> Iterator[Path]:
             os.replace(work, directory)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def sweep(directory: Path) -> None:
+    """Remove what killed processes left of `directory`: call it while holding its lock."""
+    for left in directory.parent.glob(f".{glob.escape(directory.name)}.*"):
+        if left.is_dir() and len(left.name) == len(f".{directory.name}.") + SUFFIX:
+            shutil.rmtree(left, ignore_errors=True)
 
 
 @contextlib.contextmanager

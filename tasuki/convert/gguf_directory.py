@@ -6,7 +6,7 @@ from pathlib import Path
 
 import xxhash
 
-from tasuki.convert.draft import draft, locked
+from tasuki.convert.draft import draft, locked, sweep
 from tasuki.convert.manifest import matches_manifest, write_manifest
 from tasuki.convert.random_llama import write_json
 from tasuki.errors import ModelError
@@ -28,6 +28,7 @@ def ensure_gguf(file: Path, cache_root: Path) -> Path:
     recipe = f"{RECIPE} {digest}"
     if not matches_manifest(directory, recipe):
         with locked(directory, LOCK_SECONDS):
+            sweep(directory)
             if not matches_manifest(directory, recipe):  # else somebody made it while we waited
                 with draft(directory) as work:
                     convert(file, work)

@@ -12,8 +12,9 @@ from tasuki.convert.hub import ensure_hub_model, is_hub_name
 from tasuki.errors import ModelError
 
 
-def resolve_model(text: str, env: Mapping[str, str] | None = None) -> Path:
-    """A path that exists goes first. May convert or download, which takes as long as it takes.
+def resolve_model(text: str, env: Mapping[str, str] | None = None, *, weights: bool = True) -> Path:
+    """A path that exists goes first. May convert or download, which takes as long as it takes; who
+    does without `weights` need not wait for a download of them.
 
     Raises ModelError saying what was looked for.
     """
@@ -23,7 +24,7 @@ def resolve_model(text: str, env: Mapping[str, str] | None = None) -> Path:
     if path.exists():
         return path.absolute()
     if is_hub_name(text):
-        return ensure_hub_model(text)
+        return ensure_hub_model(text, weights=weights)
     raise ModelError(
         f"--model is {text[:200]}, which does not exist; expected a model directory, a .gguf file, "
         "or owner/name on a hub"

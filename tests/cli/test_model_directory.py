@@ -13,7 +13,7 @@ from tasuki.errors import ModelError
 
 ANSWERS = """\
 import sys, pathlib
-name, root = sys.argv[2], pathlib.Path(sys.argv[1])
+name, root = sys.argv[-1], pathlib.Path(sys.argv[1])
 print("looking at", name, file=sys.stderr)
 if not (root / name).is_dir():
     print("cannot be downloaded", file=sys.stderr)
@@ -67,6 +67,31 @@ async def test_demo_does_not_fall_back(tmp_path: Path, program: list[str]) -> No
     make(tmp_path / "tiny")
     with pytest.raises(ModelError, match="model demo cannot be had: cannot be downloaded"):
         await obtain_model("demo", program)
+
+
+async def test_a_gguf_file_or_a_hub_name_goes_to_the_converter(
+    tmp_path: Path, program: list[str]
+) -> None:
+    directory = make(tmp_path / "some.gguf")  # named after what was asked for, by the test's own
+    assert await obtain_model("some.gguf", program) == directory
+    with pytest.raises(ModelError, match="model owner/name cannot be had: cannot be downloaded"):
+        await obtain_model("owner/name", program)
+
+
+async def test_a_progress_bar_without_line_ends_is_no_line_of_any_length(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Downloads overwrite one line for minutes; a reader of lines gives up at 64 KiB."""
+    script = tmp_path / "bar.py"
+    script.write_text(
+        "import sys\nsys.stderr.write('begun\\n')\n"
+        "for n in range(50_000): sys.stderr.write(f'\\rfetching {n}')\n"
+        "sys.stderr.write('\\n')\nprint(sys.argv[1])"
+    )
+    directory = make(tmp_path / "model")
+    program = [sys.executable, "-S", "-E", str(script), str(directory)]
+    assert await obtain_model("owner/name", program) == directory
+    assert capsys.readouterr().err == "begun\nfetching 49999\n"
 
 
 async def test_cancelling_ends_the_conversion(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
-from tasuki.convert.draft import draft, locked
+from tasuki.convert.draft import draft, locked, sweep
 from tasuki.errors import ModelError
 
 
@@ -61,3 +63,18 @@ def test_whoever_waits_gets_it(tmp_path: Path) -> None:
         order.append("first")
     thread.join(30)
     assert order == ["first", "second"]
+
+
+def test_what_a_killed_process_left_is_swept_away(tmp_path: Path) -> None:
+    directory = tmp_path / "model[1]"
+    script = (
+        "import os, signal, sys, pathlib; from tasuki.convert.draft import draft\n"
+        "with draft(pathlib.Path(sys.argv[1])) as work:\n"
+        "    (work / 'half').write_text('x'); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", script, str(directory)], check=False, timeout=30)
+    (tmp_path / ".model[1].and.another").mkdir()  # another model's
+    with locked(directory, 1.0):
+        assert len([*tmp_path.glob(".model*")]) == 3
+        sweep(directory)
+    assert {path.name for path in tmp_path.iterdir()} == {".model[1].lock", ".model[1].and.another"}

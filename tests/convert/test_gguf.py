@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import torch
 from safetensors.torch import load_file
 
 from tasuki.convert.gguf_directory import ensure_gguf
-from tasuki.convert.resolve import resolve_model
 from tasuki.errors import ModelError
 from tasuki.model.config import ModelConfig
 from tasuki.model.rope import Rope
@@ -235,48 +233,3 @@ def test_a_conversion_happens_once_and_a_changed_file_anew(tmp_path: Path) -> No
     assert (first / "model.safetensors").stat().st_mtime_ns == stamp
     write_gguf(file, {**tensors, "model.norm.weight": tensors["model.norm.weight"] * 2})
     assert ensure_gguf(file, tmp_path / "cache") != first
-
-
-# --- what --model may be --------------------------------------------------------------------------
-
-
-def test_paths_go_first(tmp_path: Path) -> None:
-    directory = tmp_path / "some" / "model"
-    directory.mkdir(parents=True)
-    assert resolve_model(str(directory)) == directory
-    with pytest.raises(ModelError, match="which is no file"):
-        resolve_model(str(tmp_path / "nothing.gguf"))
-    with pytest.raises(ModelError, match=r"a model directory, a \.gguf file, or owner/name"):
-        resolve_model(str(tmp_path / "nothing"))
-
-
-def test_a_gguf_file_is_a_model(tmp_path: Path) -> None:
-    file = write_gguf(tmp_path / "small.gguf", original(tmp_path / "original"))
-    found = resolve_model(str(file), {"TASUKI_CACHE": str(tmp_path / "cache")})
-    assert found.parent == tmp_path / "cache" / "models"
-
-
-@pytest.fixture
-def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A hub's cache as huggingface_hub lays it out, with one model, and no network."""
-    import huggingface_hub.constants as constants
-
-    repository = tmp_path / "hub" / "models--some--small.model"
-    snapshot = repository / "snapshots" / ("a" * 40)
-    original(snapshot)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text("a" * 40)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    return snapshot
-
-
-def test_a_model_in_the_hubs_cache_is_found_by_its_name(hub_cache: Path) -> None:
-    assert resolve_model("some/small.model") == hub_cache
-    assert ModelConfig.from_directory(hub_cache).model_id == "some/small.model"
-
-
-def test_a_model_that_no_hub_has_is_one_clear_error(hub_cache: Path) -> None:
-    with pytest.raises(ModelError, match="no hub can be reached"):
-        resolve_model("some/other")
-    assert "some" in os.listdir(hub_cache.parents[2])[0]

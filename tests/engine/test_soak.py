@@ -15,8 +15,11 @@ from tasuki.engine.memory import resident_memory
 from tasuki.messages import FinishReason, SamplingParams
 from tasuki.request import Request
 
-REQUESTS, SETTLED = 10_000, 2_000
-GROWTH = 4 << 20
+REQUESTS, SETTLED = 10_000, 5_000
+# oneDNN keeps what it made for the last thousand shapes of products: until all have been seen, a
+# process grows a little, ever more slowly (measured: 14 MiB over the second half). A leaked block
+# table or request would show in the counts below as well.
+GROWTH = 24 << 20
 
 
 def requests() -> Iterator[Request]:
@@ -25,7 +28,7 @@ def requests() -> Iterator[Request]:
     for key in range(1, REQUESTS + 1):
         prompt = [rng.randrange(3)] * rng.randrange(1, 40) + [rng.randrange(250) for _ in range(9)]
         sampling = SamplingParams(
-            max_tokens=rng.randrange(1, 8),
+            max_tokens=rng.randrange(1, 30),
             ignore_eos=True,
             temperature=rng.choice((0.0, 0.8)),
             seed=key,
@@ -39,7 +42,7 @@ def requests() -> Iterator[Request]:
 @pytest.mark.timeout(900)
 def test_memory_is_flat_over_ten_thousand_requests(tmp_path: Path) -> None:
     model = make_tiny(tmp_path / "tiny")
-    engine = Engine.load(WorkerConfig(model=str(model), kv_blocks=64, max_num_seqs=16))
+    engine = Engine.load(WorkerConfig(model=str(model), kv_blocks=24, max_num_seqs=16))
     engine.warm_up()
     settled = done = 0
     waiting = requests()

@@ -61,13 +61,18 @@ async def test_cached_answers_equal_computed_ones(
             expected[0],
             expected[1],
         ]
-        assert (first.placement.kind, first.usage.cached_tokens) == ("split", 0)
-        assert (again.placement.kind, again.placement.reason) == ("local", "prefix_cached")
+        assert first.usage.cached_tokens == 0
+        # on a busy machine the router may keep a prompt from the prefill worker; tests/pair holds
+        # the placements themselves
+        assert again.placement.kind == "local"
+        assert again.placement.reason in ("prefix_cached", "prefill_busy")
         assert again.usage.cached_tokens == 319  # one token is computed for its logits
         assert again.placement.decode_computed_prompt_tokens == 1
-        assert (other.placement.kind, other.usage.cached_tokens) == ("split", 192)
-        assert other.timings.transfer_blocks == 22 - 12  # what was cached here did not travel
-        assert first.timings.transfer_blocks == 20
+        assert other.usage.cached_tokens == 192
+        for answer, blocks in ((first, 20), (other, 22 - 12)):  # what is cached does not travel
+            assert answer.timings.transfer_blocks == (
+                blocks if answer.placement.kind == "split" else 0
+            )
     (decode,) = caching.workers_of(Role.DECODE)
     await scrape_until(
         decode.metrics, lambda m: m.total("prefix_cache_hits_total") >= 319 + 192, "the hits"
@@ -80,7 +85,7 @@ async def test_a_reset_through_the_router_forgets_everywhere(caching: LocalClust
         assert await client.reset_prefix_cache() >= 2 * 20
         assert await client.reset_prefix_cache() == 0
         again = await ask(client, PROMPT)
-        assert (again.placement.kind, again.usage.cached_tokens) == ("split", 0)
+        assert again.usage.cached_tokens == 0
 
 
 async def test_salted_requests_share_nothing(caching: LocalCluster) -> None:
