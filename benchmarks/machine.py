@@ -11,7 +11,9 @@ from pathlib import Path
 
 import torch
 
+from tasuki.cache_root import cache_root
 from tasuki.model.linear import PLAIN, Linear, probe
+from tasuki.native import library
 
 MIB = 1 << 20
 CONGESTION_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
@@ -23,7 +25,7 @@ class Limits:
 
     memory_read: float
     plain_gemm: float  # torch's own, which is what transformers computes with
-    prepacked_gemm: float  # of prepacked weights; the plain one where torch lacks it
+    prepacked_gemm: float  # of packed weights, oneDNN's or ours; the plain one where both lack
 
     @property
     def gemm(self) -> float:
@@ -31,7 +33,10 @@ class Limits:
 
     @classmethod
     def measure(cls, dtype: torch.dtype = torch.float32) -> Limits:
-        return cls(read_speed(), gemm_speed(PLAIN, dtype), gemm_speed(probe(dtype), dtype))
+        native = library.load(cache_root(os.environ))
+        kinds = {probe(dtype), probe(dtype, native=native)}
+        packed = max(gemm_speed(kind, dtype) for kind in kinds)
+        return cls(read_speed(), gemm_speed(PLAIN, dtype), packed)
 
 
 def describe() -> str:

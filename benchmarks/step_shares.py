@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from torch.profiler import ProfilerActivity, profile
 
-LINEAR = ("mkldnn::_linear_pointwise", "aten::addmm", "aten::mm", "aten::linear")
+LINEAR = (
+    "tasuki::linear", "mkldnn::_linear_pointwise", "aten::addmm", "aten::mm", "aten::linear",
+)  # fmt: skip
 ATTENTION = ("tasuki::attention", "aten::bmm")
 
 

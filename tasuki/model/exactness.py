@@ -1,8 +1,8 @@
 """Tries, on the loaded model, whether a row's logits are the same bits whatever is beside it.
 
-oneDNN does not promise it, so every process looks at its own processor, library and model: the
-first layers and the head, on a prompt that crosses an attention tile, computed whole, in chunks,
-and beside others.
+Of the compiled kernels it is true by construction; oneDNN and torch do not promise it. So every
+process looks at its own processor, library and model: the first layers and the head, on a prompt
+that crosses an attention tile, computed whole, in chunks, and beside others.
 """
 
 from __future__ import annotations

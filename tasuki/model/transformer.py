@@ -24,6 +24,7 @@ from tasuki.model.linear import Linear, probe
 from tasuki.model.native_kernels import NativeKernels
 from tasuki.model.rotary import RotaryTable
 from tasuki.model.torch_kernels import TorchKernels
+from tasuki.model.weight_memory import WeightMemory
 from tasuki.model.weights import LayerTensors, ModelWeights
 
 
@@ -40,9 +41,11 @@ class Layer:
     down: Linear
 
     @classmethod
-    def pack(cls, tensors: LayerTensors, kind: str, dtype: torch.dtype) -> Layer:
+    def pack(
+        cls, tensors: LayerTensors, kind: str, dtype: torch.dtype, memory: WeightMemory
+    ) -> Layer:
         def linear(weight: torch.Tensor) -> Linear:
-            return Linear(weight, kind=kind, dtype=dtype)
+            return Linear(weight, kind=kind, dtype=dtype, memory=memory)
 
         def maybe(weight: torch.Tensor | None) -> torch.Tensor | None:
             return None if weight is None else kept(weight, dtype)
@@ -82,15 +85,18 @@ class CausalLM:
         self.config = config
         self.dtype = dtype
         kind_of = DTYPES[dtype]
-        self._linear_kind = probe(kind_of)
+        self._linear_kind = probe(kind_of, native=native)
+        memory = WeightMemory()
         self._embedding = weights.embedding().to(kind_of)
         self._layers = [
-            Layer.pack(tensors, self._linear_kind, kind_of) for tensors in weights.layers()
+            Layer.pack(tensors, self._linear_kind, kind_of, memory) for tensors in weights.layers()
         ]
         self._final_norm = kept(weights.final_norm(), kind_of)
         head = weights.head()
         head = self._embedding if head is None else head
-        self._head = Linear(head, kind=self._linear_kind, dtype=kind_of, rows_hint=16)
+        self._head = Linear(
+            head, kind=self._linear_kind, dtype=kind_of, rows_hint=16, memory=memory
+        )
         rotary = RotaryTable(config, positions)
         self._kernels: Kernels = (
             NativeKernels(config, rotary) if native else TorchKernels(config, rotary)

@@ -20,6 +20,7 @@ namespace tasuki {
 constexpr int TILE = 64;
 constexpr int GROUPS = TILE / LANES;
 constexpr int MOST_ROWS = 6;  // with 4 accumulators each, and 4 lanes of keys, in 32 registers
+constexpr int FEW_ROWS = 12;  // up to so many read a tile where it lies
 constexpr int MOST_DIM = 512;
 
 // Where the keys and values of one tile are, in groups of 16 positions.
@@ -77,6 +78,23 @@ struct Blocks {
   }
 };
 
+// The same tile as float32, side by side: for many rows, which then convert nothing.
+template <typename T>
+Tile<float> unpacked(const Tile<T>& tile, int64_t dims, float* buffer) {
+  Tile<float> result{{}, {}, TILE, dims};
+  for (int g = 0; g < GROUPS; ++g) {
+    float *keys = buffer + g * LANES, *values = buffer + (TILE + g * LANES) * dims;
+    for (int64_t dim = 0; dim < dims; ++dim)
+      store(keys + dim * TILE, load(tile.keys[g] + dim * tile.key_stride));
+    for (int64_t j = 0; j < LANES; ++j)
+      for (int64_t dim = 0; dim < dims; dim += LANES)
+        store(values + j * dims + dim, load(tile.values[g] + j * tile.value_stride + dim));
+    result.keys[g] = keys;
+    result.values[g] = values;
+  }
+  return result;
+}
+
 template <typename S>
 INLINE void prefetch(const S* at) { __builtin_prefetch(at, 0, 2); }
 
@@ -99,15 +117,16 @@ INLINE void multiply_keys(const float* const* queries, const Tile<S>& tile, cons
   }
 }
 
-// mixed[r] += the probabilities of R rows times the values of `count` positions, for C lanes of
-// dimensions from `first` on.
+// mixed[r] = mixed[r] * shrink[r] + the weights of R rows times the values of `count` positions, for
+// C lanes of dimensions from `first` on.
 template <int R, int C, bool AHEAD, typename S>
-INLINE void multiply_values(const float (&weights)[R][TILE], const Tile<S>& tile,
+INLINE void multiply_values(const float (&weights)[R][TILE], Lanes shrink, const Tile<S>& tile,
                             const Tile<S>& next, int64_t count, int64_t first, float* mixed,
                             int64_t dims) {
   Lanes sums[R][C];
   for (int r = 0; r < R; ++r)
-    for (int c = 0; c < C; ++c) sums[r][c] = load(mixed + r * dims + first + c * LANES);
+    for (int c = 0; c < C; ++c)
+      sums[r][c] = load(mixed + r * dims + first + c * LANES) * shrink[r];
   for (int64_t j = 0; j < count; ++j) {
     const int64_t place = (j % LANES) * tile.value_stride + first;
     const S* from = tile.values[j / LANES] + place;
@@ -125,13 +144,14 @@ INLINE void multiply_values(const float (&weights)[R][TILE], const Tile<S>& tile
     for (int c = 0; c < C; ++c) store(mixed + r * dims + first + c * LANES, sums[r][c]);
 }
 
-// Softmax of one tile, in base 2: turns scores into weights and scales what came before.
+// Softmax of one tile, in base 2: turns scores into weights, adds them to `total` lane by lane, and
+// returns by how much what came before shrinks: one lane for each row, 0 at the first tile.
 template <int R>
-INLINE void take_tile(Lanes (&scores)[R][GROUPS], const int64_t* visible, int64_t base,
-                      float (&best)[R], float (&total)[R], float (&weights)[R][TILE],
-                      float* mixed, int64_t dims) {
+INLINE Lanes take_tile(Lanes (&scores)[R][GROUPS], const int64_t* visible, int64_t base,
+                       float* best, float* total, float (&weights)[R][TILE]) {
   const Ints lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   const Lanes hidden = all(-INFINITY);
+  Lanes shrink = {};
   for (int r = 0; r < R; ++r) {
     const int64_t seen = visible[r] - base;
     if (seen < TILE)
@@ -140,72 +160,105 @@ INLINE void take_tile(Lanes (&scores)[R][GROUPS], const int64_t* visible, int64_
     const Lanes top = larger(larger(scores[r][0], scores[r][1]), larger(scores[r][2], scores[r][3]));
     const float before = best[r];
     best[r] = std::max(before, largest(top));
+    shrink[r] = before - best[r];
+  }
+  shrink = exp2_lanes(shrink);
+  for (int r = 0; r < R; ++r) {
     Lanes weight[GROUPS];
     for (int g = 0; g < GROUPS; ++g) {
       weight[g] = exp2_lanes(scores[r][g] - best[r]);
       store(weights[r] + g * LANES, weight[g]);
     }
-    const float added = sum((weight[0] + weight[1]) + (weight[2] + weight[3]));
-    const Lanes shrink = exp2_lanes(all(before - best[r]));  // 0 at the first tile
-    total[r] = total[r] * shrink[0] + added;
-    for (int64_t dim = 0; dim < dims; dim += LANES)
-      store(mixed + r * dims + dim, load(mixed + r * dims + dim) * shrink);
+    const Lanes added = (weight[0] + weight[1]) + (weight[2] + weight[3]);
+    store(total + r * LANES, load(total + r * LANES) * shrink[r] + added);
   }
+  return shrink;
 }
 
 template <int R, bool AHEAD, typename S>
-INLINE void mix_values(const float (&weights)[R][TILE], const Tile<S>& tile, const Tile<S>& next,
-                       int64_t count, float* mixed, int64_t dims) {
+INLINE void mix_values(const float (&weights)[R][TILE], Lanes shrink, const Tile<S>& tile,
+                       const Tile<S>& next, int64_t count, float* mixed, int64_t dims) {
   int64_t first = 0;
   for (; first + 4 * LANES <= dims; first += 4 * LANES)
-    multiply_values<R, 4, AHEAD>(weights, tile, next, count, first, mixed, dims);
+    multiply_values<R, 4, AHEAD>(weights, shrink, tile, next, count, first, mixed, dims);
   for (; first < dims; first += LANES)
-    multiply_values<R, 1, AHEAD>(weights, tile, next, count, first, mixed, dims);
+    multiply_values<R, 1, AHEAD>(weights, shrink, tile, next, count, first, mixed, dims);
 }
 
-// Attention of R rows; row r sees positions 0 .. visible[r] - 1, and writes to mixed[r * padded_dim].
-// `after` is what will be read next. `buffer` has room for two packed tiles.
-template <int R, bool AHEAD, typename T>
-void attend_rows(const float* const* queries, const int64_t* visible, const Blocks<T>& blocks,
-                 const Tile<T>& after, float* mixed, float* buffer) {
-  const int64_t dims = blocks.padded_dim;
-  float best[R], total[R];
-  alignas(64) float weights[R][TILE];
-  std::fill(best, best + R, -INFINITY);
-  std::fill(total, total + R, 0.0f);
-  std::fill(mixed, mixed + R * dims, 0.0f);
-  const int64_t end = *std::max_element(visible, visible + R);
+// What some rows have seen so far. Row r sees positions 0 .. visible[r] - 1.
+struct Rows {
+  const float* const* queries;
+  const int64_t* visible;
+  float* best;   // [rows]: the largest score
+  float* total;  // [rows, LANES]: what weights add up to
+  float* mixed;  // [rows, padded_dim]: weights times values
+
+  Rows from(int64_t row, int64_t dims) const {
+    return {queries + row, visible + row, best + row, total + row * LANES, mixed + row * dims};
+  }
+};
+
+// One tile for R rows. `next` is what will be read after it.
+template <int R, bool AHEAD, typename S>
+void attend_tile(const Rows& rows, const Tile<S>& tile, const Tile<S>& next, int64_t base,
+                 int64_t dims) {
+  const int64_t end = *std::max_element(rows.visible, rows.visible + R);
+  if (end <= base) return;
   Lanes scores[R][GROUPS];
-  for (int64_t base = 0; base < end; base += TILE) {
-    const int64_t count = std::min<int64_t>(TILE, end - base), number = base / TILE;
-    if (blocks.direct()) {
-      const Tile<T> tile = blocks.tile(number);
-      const Tile<T> next = base + TILE < end ? blocks.tile(number + 1) : after;
-      multiply_keys<R, AHEAD>(queries, tile, next, dims, scores);
-      take_tile<R>(scores, visible, base, best, total, weights, mixed, dims);
-      mix_values<R, AHEAD>(weights, tile, next, count, mixed, dims);
-    } else {
-      const Tile<float> tile = blocks.packed(number, buffer);
-      multiply_keys<R, false>(queries, tile, tile, dims, scores);
-      take_tile<R>(scores, visible, base, best, total, weights, mixed, dims);
-      mix_values<R, false>(weights, tile, tile, count, mixed, dims);
+  alignas(64) float weights[R][TILE];
+  multiply_keys<R, AHEAD>(rows.queries, tile, next, dims, scores);
+  const Lanes shrink = take_tile<R>(scores, rows.visible, base, rows.best, rows.total, weights);
+  const int64_t count = std::min<int64_t>(TILE, end - base);
+  mix_values<R, AHEAD>(weights, shrink, tile, next, count, rows.mixed, dims);
+}
+
+// One tile for all rows, some at a time.
+template <bool AHEAD, typename S>
+void attend_all(int64_t count, const Rows& all_rows, const Tile<S>& tile, const Tile<S>& next,
+                int64_t base, int64_t dims) {
+  for (int64_t row = 0; row < count; row += MOST_ROWS) {
+    const Rows rows = all_rows.from(row, dims);
+    switch (std::min<int64_t>(MOST_ROWS, count - row)) {
+      case 1: attend_tile<1, AHEAD>(rows, tile, next, base, dims); break;
+      case 2: attend_tile<2, AHEAD>(rows, tile, next, base, dims); break;
+      case 3: attend_tile<3, AHEAD>(rows, tile, next, base, dims); break;
+      case 4: attend_tile<4, AHEAD>(rows, tile, next, base, dims); break;
+      case 5: attend_tile<5, AHEAD>(rows, tile, next, base, dims); break;
+      default: attend_tile<6, AHEAD>(rows, tile, next, base, dims);
     }
   }
-  for (int r = 0; r < R; ++r)
-    for (int64_t dim = 0; dim < dims; dim += LANES)
-      store(mixed + r * dims + dim, load(mixed + r * dims + dim) / total[r]);
 }
 
-template <bool AHEAD, typename T>
-void attend_some(int64_t rows, const float* const* queries, const int64_t* visible,
-                 const Blocks<T>& blocks, const Tile<T>& after, float* mixed, float* buffer) {
-  switch (rows) {
-    case 1: return attend_rows<1, AHEAD>(queries, visible, blocks, after, mixed, buffer);
-    case 2: return attend_rows<2, AHEAD>(queries, visible, blocks, after, mixed, buffer);
-    case 3: return attend_rows<3, AHEAD>(queries, visible, blocks, after, mixed, buffer);
-    case 4: return attend_rows<4, AHEAD>(queries, visible, blocks, after, mixed, buffer);
-    case 5: return attend_rows<5, AHEAD>(queries, visible, blocks, after, mixed, buffer);
-    default: return attend_rows<6, AHEAD>(queries, visible, blocks, after, mixed, buffer);
+// Attention of `count` rows over one request. A tile is taken by all of them before the next one,
+// so that it is read from memory once. `after` is what will be read when all is done. `buffer` has
+// room for a tile of float32 keys and values.
+template <typename T>
+void attend(int64_t count, const Rows& rows, const Blocks<T>& blocks, const Tile<T>& after,
+            float* buffer) {
+  const int64_t dims = blocks.padded_dim;
+  std::fill(rows.best, rows.best + count, -INFINITY);
+  std::fill(rows.total, rows.total + count * LANES, 0.0f);
+  std::fill(rows.mixed, rows.mixed + count * dims, 0.0f);
+  const int64_t end = *std::max_element(rows.visible, rows.visible + count);
+  for (int64_t base = 0; base < end; base += TILE) {
+    const int64_t number = base / TILE;
+    if (!blocks.direct()) {
+      const Tile<float> tile = blocks.packed(number, buffer);
+      attend_all<false>(count, rows, tile, tile, base, dims);
+    } else if (count > FEW_ROWS && sizeof(T) < sizeof(float)) {
+      const Tile<float> tile = unpacked(blocks.tile(number), dims, buffer);
+      attend_all<false>(count, rows, tile, tile, base, dims);
+    } else if (count > FEW_ROWS) {
+      attend_all<false>(count, rows, blocks.tile(number), after, base, dims);
+    } else {
+      const Tile<T> next = base + TILE < end ? blocks.tile(number + 1) : after;
+      attend_all<true>(count, rows, blocks.tile(number), next, base, dims);
+    }
+  }
+  for (int64_t row = 0; row < count; ++row) {
+    const float total = sum(load(rows.total + row * LANES));
+    for (int64_t dim = 0; dim < dims; dim += LANES)
+      store(rows.mixed + row * dims + dim, load(rows.mixed + row * dims + dim) / total);
   }
 }
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from tasuki.errors import TasukiError
 
-SOURCES = ("ops.cpp", "attention.h", "rows.h", "lanes.h")
+SOURCES = ("ops.cpp", "attention.h", "linear.h", "rows.h", "lanes.h")
 FLAGS = (
     "-std=c++20", "-O3", "-march=native", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno",
     # A product and a sum are fused where the source says so, and nowhere else: or a row's bits

@@ -94,7 +94,13 @@ INLINE Lanes choose(Ints mask, Lanes yes, Lanes no) {
   return (Lanes)((mask & (Ints)yes) | (~mask & (Ints)no));
 }
 
-INLINE Lanes larger(Lanes a, Lanes b) { return choose(a > b, a, b); }
+INLINE Lanes larger(Lanes a, Lanes b) {
+#if defined(__AVX512F__)
+  return (Lanes)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+  return choose(a > b, a, b);
+#endif
+}
 
 // Lanes are added, or compared, in halves: always the same tree.
 INLINE float sum(Lanes lanes) {
@@ -121,17 +127,26 @@ INLINE float largest(Lanes lanes) {
 #endif
 }
 
-// 2 ** x for x up to 127, to about one unit in the last place; 0 below -126, -inf included.
+// 2 ** x for x up to 127, to about one unit in the last place; 0 far below -126, -inf included.
 //
 // x = n + f with n whole and f in [-0.5, 0.5]; 2 ** f is its Taylor series to degree 7, whose next
-// term is below 1e-8.
+// term is below 1e-8. What a product with 2 ** n leaves of the smallest results depends on the
+// processor, and on nothing else.
 INLINE Lanes exp2_lanes(Lanes x) {
-  const Ints vanishes = ~(x >= -126.0f);
-  const Lanes bounded = choose(vanishes, Lanes{}, x > 127.0f ? all(127.0f) : x);
-  const Lanes shifted = bounded + 0.5f;
-  const Ints toward_zero = __builtin_convertvector(shifted, Ints);
-  const Ints n = toward_zero + (Ints)(__builtin_convertvector(toward_zero, Lanes) > shifted);
-  const Lanes f = bounded - __builtin_convertvector(n, Lanes);
+  const Lanes bounded = larger(all(-150.0f), x);  // a NaN stays one
+#if defined(__AVX512F__)
+  const Lanes n = (Lanes)_mm512_roundscale_ps((__m512)bounded, _MM_FROUND_TO_NEAREST_INT);
+#else
+  const Lanes large = all(12582912.0f);  // 1.5 * 2 ** 23: adding it leaves no room for fractions
+  const Lanes capped = choose(bounded > 127.0f, all(127.0f), bounded);
+  const Lanes shifted = capped + large;
+  const Lanes n = shifted - large;
+#endif
+#if defined(__AVX512F__)
+  const Lanes f = bounded - n;
+#else
+  const Lanes f = capped - n;
+#endif
   Lanes p = all(1.525273380e-5f);
   p = fma(p, f, all(1.540353039e-4f));
   p = fma(p, f, all(1.333355815e-3f));
@@ -140,8 +155,12 @@ INLINE Lanes exp2_lanes(Lanes x) {
   p = fma(p, f, all(2.402265070e-1f));
   p = fma(p, f, all(6.931471806e-1f));
   p = fma(p, f, all(1.0f));
-  const Lanes scale = (Lanes)((n + 127) << 23);
-  return choose(vanishes, Lanes{}, p * scale);
+#if defined(__AVX512F__)
+  return (Lanes)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
+  const Ints exponent = ((Ints)shifted - (Ints)large + 127) << 23;
+  return choose(x < -126.0f, Lanes{}, p * (Lanes)exponent);
+#endif
 }
 
 }  // namespace tasuki

@@ -11,13 +11,16 @@
 #include <vector>
 
 #include "attention.h"
+#include "linear.h"
 #include "rows.h"
 
 namespace tasuki {
 namespace {
 
-constexpr int64_t ROWS_PER_TASK = 48;  // query rows of one KV head
+constexpr int64_t ROWS_PER_TASK = 96;  // query rows of one KV head
 constexpr int64_t ELEMENTS_PER_TASK = 16384;
+constexpr int64_t LEAST_LINEAR_ROWS = 96;  // per task, where there are so many: for a panel's sake
+constexpr int64_t MOST_LINEAR_ROWS = 192;  // these stay near while panels pass by
 
 template <typename T> T* elements(const at::Tensor& t) { return static_cast<T*>(t.data_ptr()); }
 const float* floats(const c10::optional<at::Tensor>& t) {
@@ -90,6 +93,68 @@ at::Tensor silu_product(const at::Tensor& gate_up) {
   return out;
 }
 
+// Whether `linear` is the fastest there is: AMX, where a processor has it, needs another form.
+bool has_linear(at::ScalarType type) {
+#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
+  if (type == at::kBFloat16) return true;
+#endif
+#if defined(__AVX512F__)
+  if (type == at::kFloat) return true;
+#endif
+  return false;
+}
+
+// Elements of `pack_weight`'s result.
+int64_t packed_weight_size(int64_t outputs, int64_t inputs, at::ScalarType type) {
+  return type == at::kFloat ? packed_size<float>(outputs, inputs)
+                            : packed_size<bf16>(outputs, inputs);
+}
+
+void pack_weight(const at::Tensor& weight, const at::Tensor& packed) {
+  require_kept(weight, 2, "weight");
+  require_kept(packed, 1, "packed");
+  const int64_t outputs = weight.size(0), inputs = weight.size(1);
+  TORCH_CHECK(packed.dtype() == weight.dtype() &&
+              packed.numel() == packed_weight_size(outputs, inputs, weight.scalar_type()),
+              "packed must be of packed_weight_size and of weight's type");
+  packed.zero_();
+  by_type(weight, [&](auto kind) {
+    using T = decltype(kind);
+    at::parallel_for(0, (outputs + PANEL - 1) / PANEL, 1, [&](int64_t from, int64_t to) {
+      for (; from < to; ++from)
+        pack_panel<T>(elements<T>(weight), outputs, inputs, from, elements<T>(packed));
+    });
+  });
+}
+
+at::Tensor linear(const at::Tensor& x, const at::Tensor& packed, int64_t outputs) {
+  require_kept(x, 2, "x");
+  require_kept(packed, 1, "packed");
+  const int64_t rows = x.size(0), inputs = x.size(1), panels = (outputs + PANEL - 1) / PANEL;
+  TORCH_CHECK(packed.dtype() == x.dtype() && outputs > 0 && inputs > 0 &&
+              packed.numel() == packed_weight_size(outputs, inputs, x.scalar_type()),
+              "packed is no weight for ", inputs, " inputs and ", outputs, " outputs");
+  at::Tensor y = at::empty({rows, outputs}, x.options());
+  const int64_t threads = at::get_num_threads();
+  const int64_t share = std::max((rows + threads - 1) / threads, LEAST_LINEAR_ROWS);
+  const int64_t step = std::min(MOST_LINEAR_ROWS, share);
+  const int64_t tasks = (rows + step - 1) / step * panels;
+  by_type(x, [&](auto kind) {
+    using T = decltype(kind);
+    const int64_t per_panel = packed.numel() / panels;
+    at::parallel_for(0, tasks, 1, [&](int64_t from, int64_t to) {
+      for (int64_t task = from; task < to; ++task) {
+        const int64_t first = task / panels * step, panel = task % panels;
+        multiply_rows<T>(std::min(step, rows - first), elements<T>(x) + first * inputs, inputs,
+                         elements<T>(packed) + panel * per_panel,
+                         elements<T>(y) + first * outputs + panel * PANEL, outputs,
+                         std::min<int64_t>(PANEL, outputs - panel * PANEL));
+      }
+    });
+  });
+  return y;
+}
+
 // Some consecutive tokens of one request: a row of `entries`.
 struct Entry {
   int64_t first_row, count, start, table, num_blocks;
@@ -134,6 +199,25 @@ std::vector<Task> cut(const std::vector<Entry>& entries, const Shape& shape) {
   return tasks;
 }
 
+// What one thread works with.
+struct Scratch {
+  std::vector<const float*> queries;
+  std::vector<int64_t> visible, places;  // places: of each row's head in the output
+  std::vector<float> best, total, mixed, tile;
+
+  void fit(int64_t rows, int64_t padded_dim) {
+    queries.resize(rows);
+    visible.resize(rows);
+    places.resize(rows);
+    best.resize(rows);
+    total.resize(rows * LANES);
+    mixed.resize(rows * padded_dim);
+    tile.resize(2 * padded_dim * TILE);
+  }
+
+  Rows rows() { return {queries.data(), visible.data(), best.data(), total.data(), mixed.data()}; }
+};
+
 template <typename T>
 struct Layer {
   Shape shape;
@@ -159,21 +243,18 @@ struct Layer {
     auto biases = [&](int64_t head) { return bias ? bias + head * dims : nullptr; };
     for (int64_t head = 0; head < shape.heads; ++head) {
       float* query = queries + (row * shape.heads + head) * shape.padded_dim;
-      rotated<T>(heads + head * dims, biases(head), q_weight, eps, c, s, scale, query, dims);
+      rotated(heads + head * dims, biases(head), q_weight, eps, c, s, scale, query, dims);
       std::fill(query + dims, query + shape.padded_dim, 0.0f);
     }
     const int64_t place = tables[entry.table + position / shape.block_size] * stride;
     const int64_t offset = position % shape.block_size;
     for (int64_t head = 0; head < shape.kv_heads; ++head) {
-      float key[MOST_DIM];
+      T key[MOST_DIM];
       const int64_t k = shape.heads + head, v = k + shape.kv_heads;
-      rotated<T>(heads + k * dims, biases(k), k_weight, eps, c, s, 1.0f, key, dims);
-      T* to_key = keys(head) + place + offset;
-      T* to_value = values(head) + place + offset * dims;
-      for (int64_t i = 0; i < dims; ++i) {
-        put(to_key + i * shape.block_size, key[i]);
-        put(to_value + i, to_float(heads[v * dims + i]) + (bias ? bias[v * dims + i] : 0.0f));
-      }
+      rotated(heads + k * dims, biases(k), k_weight, eps, c, s, 1.0f, key, dims);
+      T* to = keys(head) + place + offset;
+      for (int64_t i = 0; i < dims; ++i) to[i * shape.block_size] = key[i];
+      biased(heads + v * dims, biases(v), values(head) + place + offset * dims, dims);
     }
   }
 
@@ -184,30 +265,22 @@ struct Layer {
   }
 
   // `following` is the task whose keys and values will most likely be read next.
-  void attend(const Task& task, const Task& following, float* buffer) const {
+  void compute(const Task& task, const Task& following, Scratch& scratch) const {
     const Entry& entry = *task.entry;
-    const int64_t dims = shape.head_dim;
-    const Blocks<T> blocks = blocks_of(task);
-    const Tile<T> after = blocks_of(following).tile(0);
-    const int64_t first = task.first * shape.group, last = task.last * shape.group;
-    alignas(64) float mixed[MOST_ROWS * MOST_DIM];
-    for (int64_t row = first; row < last; row += MOST_ROWS) {
-      const int64_t count = std::min<int64_t>(MOST_ROWS, last - row);
-      const float* rows[MOST_ROWS];
-      int64_t visible[MOST_ROWS], places[MOST_ROWS];
-      for (int64_t r = 0; r < count; ++r) {
-        const int64_t token = (row + r) / shape.group, member = (row + r) % shape.group;
-        const int64_t head = task.head * shape.group + member;
-        places[r] = (entry.first_row + token) * shape.heads + head;
-        rows[r] = queries + places[r] * shape.padded_dim;
-        visible[r] = entry.start + token + 1;
-      }
-      if (entry.count == 1) attend_some<true>(count, rows, visible, blocks, after, mixed, buffer);
-      else attend_some<false>(count, rows, visible, blocks, after, mixed, buffer);
-      for (int64_t r = 0; r < count; ++r)
-        for (int64_t i = 0; i < dims; ++i)
-          put(out + places[r] * dims + i, mixed[r * shape.padded_dim + i]);
+    const int64_t dims = shape.head_dim, count = (task.last - task.first) * shape.group;
+    scratch.fit(count, shape.padded_dim);
+    for (int64_t row = 0; row < count; ++row) {
+      const int64_t token = task.first + row / shape.group;
+      const int64_t head = task.head * shape.group + row % shape.group;
+      scratch.places[row] = (entry.first_row + token) * shape.heads + head;
+      scratch.queries[row] = queries + scratch.places[row] * shape.padded_dim;
+      scratch.visible[row] = entry.start + token + 1;
     }
+    attend(count, scratch.rows(), blocks_of(task), blocks_of(following).tile(0),
+           scratch.tile.data());
+    for (int64_t row = 0; row < count; ++row)
+      for (int64_t i = 0; i < dims; ++i)
+        put(out + scratch.places[row] * dims + i, scratch.mixed[row * shape.padded_dim + i]);
   }
 };
 
@@ -264,9 +337,10 @@ at::Tensor attention(const at::Tensor& qkv, const c10::optional<at::Tensor>& bia
     const std::vector<Task> tasks = cut(read, shape);
     std::atomic<size_t> next{0};
     at::parallel_for(0, at::get_num_threads(), 1, [&](int64_t from, int64_t to) {
-      std::vector<float> buffer(2 * shape.padded_dim * TILE);
+      Scratch scratch;
       for (; from < to; ++from)
-        for (size_t task; (task = next++) < tasks.size();) work.attend(tasks[task], tasks[std::min(task + 1, tasks.size() - 1)], buffer.data());
+        for (size_t task; (task = next++) < tasks.size();)
+          work.compute(tasks[task], tasks[std::min(task + 1, tasks.size() - 1)], scratch);
     });
   });
   return out;
@@ -279,6 +353,11 @@ TORCH_LIBRARY(tasuki, library) {
   library.def("add_rms_norm(Tensor(a!) x, Tensor? delta, Tensor weight, float eps) -> Tensor",
               add_rms_norm);
   library.def("silu_product(Tensor gate_up) -> Tensor", silu_product);
+  library.def("has_linear(ScalarType dtype) -> bool", has_linear);
+  library.def("packed_weight_size(int outputs, int inputs, ScalarType dtype) -> int",
+              packed_weight_size);
+  library.def("pack_weight(Tensor weight, Tensor(a!) packed) -> ()", pack_weight);
+  library.def("linear(Tensor x, Tensor packed, int outputs) -> Tensor", linear);
   library.def(
       "attention(Tensor qkv, Tensor? bias, Tensor? q_norm, Tensor? k_norm, float eps, Tensor cos, "
       "Tensor sin, Tensor entries, Tensor blocks, Tensor(a!) cache, int layer, int num_heads) "

@@ -65,18 +65,36 @@ void gated(const T* gate, const T* up, T* out, int64_t width) {
   std::memcpy(out + i, results, (width - i) * sizeof(T));
 }
 
-// One head of q or k as float32: bias added, normalised if there is a weight, rotated, scaled.
+// out = head + bias, or only head.
 template <typename T>
+void biased(const T* head, const float* bias, T* out, int64_t dims) {
+  if (!bias) {
+    std::memcpy(out, head, dims * sizeof(T));
+    return;
+  }
+  int64_t i = 0;
+  for (; i + LANES <= dims; i += LANES) store(out + i, load(head + i) + load(bias + i));
+  for (; i < dims; ++i) put(out + i, to_float(head[i]) + bias[i]);
+}
+
+// One head of q or k as U: bias added, normalised if there is a weight, rotated, scaled.
+template <typename T, typename U>
 void rotated(const T* head, const float* bias, const float* weight, float eps, const float* cos,
-             const float* sin, float scale, float* out, int64_t dims) {
+             const float* sin, float scale, U* out, int64_t dims) {
   const int64_t half = dims / 2;
   T kept[512];
-  for (int64_t i = 0; i < dims; ++i) put(kept + i, to_float(head[i]) + (bias ? bias[i] : 0.0f));
+  biased(head, bias, kept, dims);
   if (weight) normalise<T>(kept, nullptr, weight, eps, kept, dims);
-  for (int64_t i = 0; i < half; ++i) {
+  int64_t i = 0;
+  for (; i + LANES <= half; i += LANES) {
+    const Lanes a = load(kept + i), b = load(kept + i + half), c = load(cos + i), s = load(sin + i);
+    store(out + i, (a * c - b * s) * scale);
+    store(out + i + half, (b * c + a * s) * scale);
+  }
+  for (; i < half; ++i) {
     const float a = to_float(kept[i]), b = to_float(kept[i + half]);
-    out[i] = (a * cos[i] - b * sin[i]) * scale;
-    out[i + half] = (b * cos[i] + a * sin[i]) * scale;
+    put(out + i, (a * cos[i] - b * sin[i]) * scale);
+    put(out + i + half, (b * cos[i] + a * sin[i]) * scale);
   }
 }
 

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from tasuki.convert.random_llama import RandomLlama, make_random_llama
+from tasuki.kv.cache import DTYPES
 from tasuki.model import exactness
-from tasuki.model.linear import PREPACKED
+from tasuki.model.linear import NATIVE, PREPACKED
 from tasuki.model.row_unit import probe
 from tasuki.model.transformer import CausalLM
 from tests.model.paged import Paged
@@ -82,7 +83,8 @@ def whole(model: CausalLM) -> torch.Tensor:
 
 
 def test_this_machine_takes_the_exact_kernels(model: CausalLM) -> None:
-    assert model.facts()["linears"] == PREPACKED
+    own = is_native(model) and torch.ops.tasuki.has_linear(DTYPES[model.dtype])
+    assert model.facts()["linears"] == (NATIVE if own else PREPACKED)
     assert not model.facts()["attention"].endswith("inexact")
     assert exactness.holds(model, model.layout(16))
 

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from tasuki.model import linear
-from tasuki.model.linear import MIN_ROWS, PLAIN, PREPACKED, Linear, probe
+from tasuki.model.linear import MIN_ROWS, NATIVE, PLAIN, PREPACKED, Linear, probe
+from tasuki.model.weight_memory import ALIGNMENT, REGION_BYTES, WeightMemory
 
 
-@pytest.mark.parametrize("kind", [PREPACKED, PLAIN])
+@pytest.mark.parametrize("kind", [NATIVE, PREPACKED, PLAIN])
 @pytest.mark.parametrize(("rows", "width", "height"), [(4, 8, 3), (5, 64, 192), (40, 100, 33)])
 def test_product(kind: str, rows: int, width: int, height: int) -> None:
     x, weight = torch.randn(rows, width), torch.randn(height, width)
@@ -19,10 +20,11 @@ def test_product(kind: str, rows: int, width: int, height: int) -> None:
     assert torch.allclose(product(x), expected, atol=1e-4)
 
 
-def test_packed_weights_are_a_copy() -> None:
+@pytest.mark.parametrize("kind", [NATIVE, PREPACKED])
+def test_packed_weights_are_a_copy(kind: str) -> None:
     """So the dense ones can be dropped."""
     weight, x = torch.randn(16, 32), torch.randn(4, 32)
-    product = Linear(weight, kind=PREPACKED)
+    product = Linear(weight, kind=kind)
     before = product(x)
     weight.zero_()
     assert torch.equal(product(x), before)
@@ -35,6 +37,8 @@ def test_too_few_rows_are_a_bug() -> None:
 
 def test_the_probe_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
     assert probe() == PREPACKED
+    own = torch.ops.tasuki.has_linear(torch.float32)
+    assert probe(native=True) == (NATIVE if own else PREPACKED)
 
     class WithoutOp(Linear):
         def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -46,4 +50,16 @@ def test_the_probe_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for broken in (WithoutOp, WrongOp):
         monkeypatch.setattr(linear, "Linear", broken)
-        assert probe() == PLAIN
+        assert probe() == probe(native=True) == PLAIN
+
+
+def test_weights_lie_one_after_the_other_and_large_ones_by_themselves() -> None:
+    memory = WeightMemory()
+    first, second = memory.take(5, torch.float32), memory.take(3, torch.bfloat16)
+    assert second.data_ptr() - first.data_ptr() == ALIGNMENT
+    large = memory.take(REGION_BYTES // 4 + 1, torch.float32)
+    assert large.numel() == REGION_BYTES // 4 + 1
+    assert not large[-1]
+    assert not first.any()
+    first.fill_(1)
+    assert not second.any()
