@@ -72,9 +72,21 @@ class ClusterSpec:
             worker_id=name,
             threads=self.threads,
             cpus=format_cpus(share(self.cpus, index, self.threads)),
-            drain_timeout=self._drain_timeout(self.worker.drain_timeout),
         )
-        return replace(config, **self.overrides.get(name, {}))
+        config = replace(config, **self.overrides.get(name, {}))
+        return replace(config, drain_timeout=self._drain_timeout(config.drain_timeout))
+
+    @property
+    def wants_kernels(self) -> bool:
+        """Whether any worker is to compute with compiled kernels."""
+        return any(self.worker_config(name).native for name, _ in self.workers())
+
+    def without_kernels(self) -> ClusterSpec:
+        """The same cluster where none can be compiled."""
+        overrides = {
+            name: {**self.overrides.get(name, {}), "native": False} for name, _ in self.workers()
+        }
+        return replace(self, overrides=overrides)
 
     def router_config(self, prefill: list[str], decode: list[str]) -> RouterConfig:
         """The settings of the router, given the workers' addresses."""

@@ -71,9 +71,9 @@ class UpRun:
         config.spec(Path())  # before minutes of work: whether all settings can be used
         check_port_free(LOOPBACK, config.port)
         model = await obtain_model(config.model, self._program("tasuki.convert"))
-        native = config.native and await prepare_kernels()
         spec = dataclasses.replace(config.spec(model), program=self._program)
-        spec = dataclasses.replace(spec, worker=dataclasses.replace(spec.worker, native=native))
+        if spec.wants_kernels and not await prepare_kernels():
+            spec = spec.without_kernels()
         say(f"Starting {size(config)} with model {model.name}.")
         self._cluster = LocalCluster(spec, probe=self._probe)
         async with self._cluster as cluster:

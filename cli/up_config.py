@@ -143,19 +143,20 @@ class UpConfig:
         handed_on = {name: getattr(self, name) for name in given_names(self)}
         # The router starts after the workers; until then its list of them is a place holder.
         known = {"decode_workers": f"{LOOPBACK}:1", "prefill_workers": ""}
+        worker = build(
+            WorkerConfig,
+            handed_on | {"model": ""},
+            env,
+            file.values(WorkerConfig, "worker") if file else None,
+        )
         return ClusterSpec(
             model=model,
             prefill=self.num_prefill,
             decode=self.num_decode,
             port=self.port,
-            threads=self.threads,
+            threads=worker.threads,  # ours, where we were given any
             cpus=parse_cpus(self.cpus),
-            worker=build(
-                WorkerConfig,
-                handed_on | {"model": ""},
-                env,
-                file.values(WorkerConfig, "worker") if file else None,
-            ),
+            worker=worker,
             router=build(
                 RouterConfig,
                 handed_on | known | {"model": ""},

@@ -177,7 +177,7 @@ def parse_size(name: str, text: str) -> int:
 
     Raises ConfigError naming the setting.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
+    match = re.fullmatch(r"\s*(\d{1,20}(?:\.\d{1,20})?)\s*([a-zA-Z]*)\s*", text)
     if not text.strip():
         return 0
     if match is None or match[2].lower() not in _UNITS:
@@ -320,7 +320,7 @@ class WorkerConfig:
         require_range(self, 0, "batch_window", "max_bypasses", "short_rest_tokens")
         require_range(self, 0.001, "priority_ageing")
         require_range(self, 0, "port", "metrics_port", most=65535)
-        if self.kv_blocks and parse_size("--kv-cache-memory", self.kv_cache_memory):
+        if parse_size("--kv-cache-memory", self.kv_cache_memory) and self.kv_blocks:
             raise ConfigError("--kv-blocks and --kv-cache-memory say the same; give one of them")
         require_range(self, 0.001, "link_timeout", "handoff_timeout", "reserve_timeout")
         require_range(self, 0, "drain_timeout")

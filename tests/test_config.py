@@ -82,10 +82,17 @@ def test_sizes(text: str, expected: int) -> None:
     assert parse_size("--x", text) == expected
 
 
-@pytest.mark.parametrize("text", ["lots", "-1MiB", "5 parsecs", "MiB", "1e9", "0x10"])
+@pytest.mark.parametrize(
+    "text", ["lots", "-1MiB", "5 parsecs", "MiB", "1e9", "0x10", "9" * 500 + "GiB"]
+)
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--x is"):
         parse_size("--x", text)
+
+
+def test_a_wrong_size_is_refused_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match="--kv-cache-memory is 'lots'"):
+        WorkerConfig(kv_cache_memory="lots")
 
 
 def test_blocks_and_memory_together_are_refused() -> None:

@@ -27,8 +27,9 @@ def draft(directory: Path) -> Iterator[Path]:
     """An empty directory beside `directory`; it takes that name, replacing it, if the body
     succeeds.
     """
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    with _writing(directory.parent):
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     try:
         yield work
         work.chmod(0o755)
@@ -58,9 +59,11 @@ def locked(directory: Path, seconds: float) -> Iterator[None]:
     Raises ModelError when another process holds it for more than `seconds`.
     """
     file = directory.parent / f".{directory.name}.lock"
-    file.parent.mkdir(parents=True, exist_ok=True)
     deadline = monotonic() + seconds
-    with file.open("a") as lock:
+    with _writing(file.parent):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        opened = file.open("a")
+    with opened as lock:
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -73,3 +76,14 @@ def locked(directory: Path, seconds: float) -> Iterator[None]:
                     ) from None
                 time.sleep(POLL_SECONDS)  # flock has no deadline of its own
         yield  # closing the file releases the lock
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ModelError(
+            f"{folder} cannot be written: {error.strerror}; set TASUKI_CACHE to a directory that "
+            "can be"
+        ) from None

@@ -11,7 +11,7 @@ from tasuki.convert.manifest import matches_manifest, write_manifest
 from tasuki.convert.random_llama import write_json
 from tasuki.errors import ModelError
 
-RECIPE = "gguf-2"  # change the number when the conversion changes
+RECIPE = "gguf-3"  # change the number when the conversion changes
 LOCK_SECONDS = 1800.0
 _CHUNK = 16 << 20
 

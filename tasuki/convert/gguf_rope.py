@@ -27,21 +27,30 @@ def rope_parameters(
 
     Raises ModelError for a scaling that is not supported.
     """
-    theta = float(own("rope.freq_base") or 10000.0)
+    theta = _number(path, own, "rope.freq_base") or 10000.0
     kind = own("rope.scaling.type") or "linear"  # where only a factor is given, it is this one
     if kind not in ("none", "linear"):
         raise ModelError(
             f"{path} has rope.scaling.type {str(kind)[:60]}, which is not supported; "
             "expected none or linear"
         )
-    stretch = float(own("rope.scaling.factor") or own("rope.scale_linear") or 1.0)
-    factor = stretch if kind == "linear" else 1.0
+    stretch = _number(path, own, "rope.scaling.factor") or _number(path, own, "rope.scale_linear")
+    factor = stretch or 1.0 if kind == "linear" else 1.0
     if divisors is None:
         own_kind = {"rope_type": "default"} if factor == 1.0 else LINEAR | {"factor": factor}
         return {"rope_theta": theta} | own_kind
     if factor != 1.0:
         raise ModelError(f"{path} scales rotary positions twice, which is not supported")
     return {"rope_theta": theta} | _llama3(path, divisors, theta, head_dim)
+
+
+def _number(path: object, own: Callable[[str], Any], key: str) -> float | None:
+    value = own(key)
+    if value is None:
+        return None
+    if type(value) not in (int, float) or not 0 <= value < math.inf:
+        raise ModelError(f"{path} has {key} = {str(value)[:60]}; expected a number, not negative")
+    return float(value)
 
 
 def _llama3(path: object, divisors: Array, theta: float, head_dim: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from tasuki.convert.gguf_model import GgufModel
 from tasuki.errors import ModelError
 
 CONTROL, USER_DEFINED = 3, 4  # token types: special ones, and plain text that is never cut
-ENDS = ("eos", "eot")  # the end of a text, and of a turn in a chat
+ENDS = ("eos", "eot", "eom")  # the end of a text, of a turn in a chat, of a message in a turn
 LLAMA3 = "llama-bpe"
 
 
@@ -103,18 +103,20 @@ class GgufTokenizer:
                 if kind in (CONTROL, USER_DEFINED)
             ]
         )
-        bos = self._id("bos")
-        if bos is not None and self._adds_bos():
-            text = self.tokens[bos]
+        # Where the file is silent, its pre-tokenizer's name decides, as for its other readers.
+        before = self._added("bos", unless_said=self._pre == LLAMA3)
+        after = self._added("eos", unless_said=False)
+        if before or after:
             tokenizer.post_processor = processors.TemplateProcessing(
-                single=[text, "$A"], special_tokens=[(text, bos)]
+                single=[*before, "$A", *after], special_tokens=[*(before | after).items()]
             )
         return tokenizer
 
-    def _adds_bos(self) -> bool:
-        """Where the file is silent, its pre-tokenizer's name decides, as for its other readers."""
-        found = self._model.maybe("tokenizer.ggml.add_bos_token")
-        return self._pre == LLAMA3 if found is None else bool(found)
+    def _added(self, name: str, *, unless_said: bool) -> dict[str, int]:
+        """The token that every text gets before or after it, with its id; empty: none."""
+        said, id_ = self._model.maybe(f"tokenizer.ggml.add_{name}_token"), self._id(name)
+        adds = unless_said if said is None else bool(said)
+        return {self.tokens[id_]: id_} if adds and id_ is not None else {}
 
     def _id(self, name: str) -> int | None:
         key = f"tokenizer.ggml.{name}_token_id"

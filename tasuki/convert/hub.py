@@ -35,10 +35,12 @@ def ensure_hub_model(name: str, *, weights: bool = True) -> Path:
         directory = Path(
             snapshot_download(name, allow_patterns=wanted, ignore_patterns=list(UNWANTED))
         )
-    except LocalEntryNotFoundError:
+    except LocalEntryNotFoundError as error:
+        reason = _short(error.__cause__ or "offline")
         raise ModelError(
             f"model {name} is neither a directory here nor in the local hub cache, and no hub can "
-            "be reached; check the network and HF_HUB_OFFLINE, or give a model directory"
+            f"be reached ({reason}); check the network and HF_HUB_OFFLINE, or give a model "
+            "directory"
         ) from None
     except HfHubHTTPError as error:
         raise ModelError(
@@ -55,5 +57,5 @@ def ensure_hub_model(name: str, *, weights: bool = True) -> Path:
     return directory
 
 
-def _short(error: Exception) -> str:
+def _short(error: object) -> str:
     return " ".join(str(error).split())[:200]

@@ -24,8 +24,10 @@ class Family:
 FAMILIES = {
     "LlamaForCausalLM": Family("Llama", "llama"),
     "MistralForCausalLM": Family("Mistral", "mistral", window=4096),
-    "Qwen2ForCausalLM": Family("Qwen2", "qwen2", qkv_bias=True, sliding_by_flag=True),
-    "Qwen3ForCausalLM": Family("Qwen3", "qwen3", qk_norm=True, head_dim=128, sliding_by_flag=True),
+    "Qwen2ForCausalLM": Family("Qwen2", "qwen2", qkv_bias=True, window=4096, sliding_by_flag=True),
+    "Qwen3ForCausalLM": Family(
+        "Qwen3", "qwen3", qk_norm=True, head_dim=128, window=4096, sliding_by_flag=True
+    ),
 }
 
 # Settings that change the arithmetic, and the values that leave it as it is implemented here.

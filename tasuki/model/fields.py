@@ -6,7 +6,6 @@ Knows nothing about what the fields mean. Every error names the file, the field,
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from tasuki.errors import ModelError
 
 MAX_JSON_BYTES = 64 << 20
 MAX_INTEGER = (1 << 31) - 1  # more than any size or id of a model; keeps products of sizes sane
+MAX_NUMBER = 1e30  # more than any constant of a model; float32 can still hold it
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -75,25 +75,25 @@ class Fields:
         return value
 
     def positive_number(self, name: str, default: float) -> float:
-        """A finite number above zero."""
+        """A number above zero, at most MAX_NUMBER."""
         value = self.raw(name)
         if value is None:
             value = default
-        if type(value) not in (int, float) or not 0 < value < math.inf:
-            raise self._wrong(name, "a number above zero")
+        if type(value) not in (int, float) or not 0 < value <= MAX_NUMBER:
+            raise self._wrong(name, f"a number above zero, at most {MAX_NUMBER:g}")
         return float(value)
 
     def number(self, name: str, default: float) -> float:
-        """A finite number, not negative."""
+        """A number from 0 to MAX_NUMBER."""
         value = self.raw(name)
         if value is None:
             value = default
-        if type(value) not in (int, float) or not 0 <= value < math.inf:
-            raise self._wrong(name, "a number, not negative")
+        if type(value) not in (int, float) or not 0 <= value <= MAX_NUMBER:
+            raise self._wrong(name, f"a number from 0 to {MAX_NUMBER:g}")
         return float(value)
 
     def required_number(self, name: str) -> float:
-        """A finite number above zero that must be there."""
+        """A number above zero that must be there."""
         if self.raw(name) is None:
             raise ModelError(f"{self.file} has no {self._prefix}{name}; it must give one")
         return self.positive_number(name, 0.0)

@@ -39,8 +39,25 @@ def test_overrides_reach_one_worker_only() -> None:
     assert spec.worker_config("decode-1").max_waiting == 3
 
 
+def test_kernels_are_wanted_by_any_worker_or_none() -> None:
+    assert ClusterSpec(model=Path("m")).wants_kernels
+    off, on = {"native": False}, {"native": True}
+    assert not ClusterSpec(model=Path("m"), worker=WorkerConfig(native=False)).wants_kernels
+    spec = ClusterSpec(
+        model=Path("m"),
+        worker=WorkerConfig(native=False),
+        overrides={"prefill-0": off, "decode-0": on | {"kv_blocks": 9}},
+    )
+    assert spec.wants_kernels
+    without = spec.without_kernels()
+    assert not without.wants_kernels
+    assert without.worker_config("decode-0").kv_blocks == 9
+
+
 def test_draining_ends_before_the_stop_deadline() -> None:
-    spec = ClusterSpec(model=Path("m"), stop_timeout=4.0)
+    overrides = {"decode-0": {"drain_timeout": 60.0}}
+    spec = ClusterSpec(model=Path("m"), stop_timeout=4.0, overrides=overrides)
+    assert spec.worker_config("prefill-0").drain_timeout == 2.0
     assert spec.worker_config("decode-0").drain_timeout == 2.0
     assert spec.router_config([], ["127.0.0.1:9"]).drain_timeout == 2.0
 

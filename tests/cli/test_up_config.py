@@ -127,6 +127,7 @@ def test_a_file_sets_what_is_given_nowhere_else(cluster_file: str) -> None:
     assert (prefill.max_num_seqs, decode.max_num_seqs) == (4, 9)
     assert (prefill.digests, decode.digests) == (True, False)
     assert prefill.link_timeout == decode.link_timeout == 3
+    assert prefill.threads == decode.threads == spec.threads == 2
     assert prefill.kv_blocks == decode.kv_blocks == 50
     assert spec.router_config([], ["127.0.0.1:2"]).max_queue == 7
 
@@ -138,6 +139,7 @@ def test_flags_and_environment_go_over_the_file(cluster_file: str) -> None:
         Path("m"), env
     )
     assert spec.prefill == 1
+    assert with_file(cluster_file, "--threads", "1").spec(Path("m"), {}).threads == 1
     assert spec.worker_config("prefill-0").kv_blocks == 0
     assert spec.worker_config("prefill-0").max_num_seqs == 11
     assert spec.router_config([], ["127.0.0.1:2"]).max_queue == 8

@@ -26,6 +26,13 @@ def test_it_appears_complete(tmp_path: Path) -> None:
     assert [entry.name for entry in target.parent.iterdir()] == ["model"]
 
 
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for make in (draft(tmp_path / "file" / "model"), locked(tmp_path / "file" / "model", 1.0)):
+        with pytest.raises(ModelError, match=r"file cannot be written: .*; set TASUKI_CACHE"), make:
+            pass
+
+
 def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
     def fail() -> None:
         with draft(tmp_path / "model") as work:

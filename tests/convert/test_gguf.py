@@ -107,6 +107,8 @@ def test_how_a_pre_tokenizer_cuts_digits(tmp_path: Path, pre: str, expected: int
         ({"llama.vocab_size": 0}, "0 as llama.vocab_size; expected a whole number above zero"),
         ({"llama.vocab_size": "many"}, "many as llama.vocab_size"),
         ({"split.count": 2}, "one of 2 parts"),
+        ({"llama.rope.scaling.factor": "four"}, "rope.scaling.factor = four; expected a number"),
+        ({"llama.rope.scale_linear": float("nan")}, "rope.scale_linear = nan; expected a number"),
     ],
 )
 def test_what_is_not_supported_is_named(

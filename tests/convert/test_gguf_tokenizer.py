@@ -68,11 +68,22 @@ def test_whether_a_bos_comes_first(
     assert Tokenizer.from_directory(convert(tmp_path, tensors, **settings)).encode("ab")[0] == first
 
 
+@pytest.mark.parametrize(("said", "around"), [("eos", (0, 1)), ("both", (1, 1)), ("bos", (1, 0))])
+def test_what_a_text_is_put_between(
+    tmp_path: Path, tensors: Any, said: str, around: tuple[int, int]
+) -> None:
+    names = ("bos", "eos") if said == "both" else (said,)
+    more: dict[str, Any] = {f"tokenizer.ggml.add_{name}_token": True for name in names}
+    tokenizer = Tokenizer.from_directory(convert(tmp_path, tensors, **more))
+    bare = tokenizer.encode("a", add_special_tokens=False)
+    assert tokenizer.encode("a") == [256] * around[0] + bare + [257] * around[1]
+
+
 def test_the_end_of_a_turn_ends_an_answer_too(tmp_path: Path, tensors: Any) -> None:
-    more: dict[str, Any] = {"tokenizer.ggml.eot_token_id": 258}
+    more: dict[str, Any] = {"tokenizer.ggml.eot_token_id": 258, "tokenizer.ggml.eom_token_id": 259}
     config = ModelConfig.from_directory(convert(tmp_path, tensors, **more))
     assert config.bos_token_id == 256
-    assert config.eos_token_ids == {257, 258}
+    assert config.eos_token_ids == {257, 258, 259}
 
 
 @pytest.mark.parametrize(

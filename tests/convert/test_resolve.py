@@ -28,6 +28,22 @@ def test_paths_go_first(tmp_path: Path) -> None:
         resolve_model(str(tmp_path / "nothing"))
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "--model is empty; expected a model directory"),
+        ("x" * 5000, "no path: .*too long"),
+        ("x" * 5000 + ".gguf", "no path: .*too long"),
+        ("~nobody-of-this-name/model", "no path: .*home"),
+        ("a\0b", "does not exist"),
+    ],
+)
+def test_what_is_no_path_is_one_short_error(text: str, words: str) -> None:
+    with pytest.raises(ModelError, match=words) as caught:
+        resolve_model(text)
+    assert len(caught.value.message) <= 400
+
+
 def test_a_gguf_file_is_a_model(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "small.gguf", original(tmp_path / "original"))
     found = resolve_model(str(file), {"TASUKI_CACHE": str(tmp_path / "cache")})

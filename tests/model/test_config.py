@@ -121,6 +121,9 @@ def test_unsupported_is_refused_by_name(tmp_path: Path, name: str, value: Any) -
         ("head_dim", 15),
         ("rms_norm_eps", 0),
         ("rms_norm_eps", True),
+        ("rms_norm_eps", 10**400),  # no float holds it
+        ("rope_theta", 10**400),
+        ("rope_theta", 1e300),  # float32 does not
         ("rope_theta", -1),
         ("rope_scaling", [1]),
         ("rope_scaling", {"type": "linear", "factor": True}),
@@ -213,6 +216,11 @@ SLIDES = {"sliding_window": 128, "use_sliding_window": True}
         (("Qwen2ForCausalLM", "qwen2"), {"sliding_window": 128}, None),
         (("MistralForCausalLM", "mistral"), SLIDES | {"layer_types": ["full_attention"] * 2}, 128),
         (("Qwen2ForCausalLM", "qwen2"), SLIDES | {"max_window_layers": 1}, 128),
+        (
+            ("Qwen2ForCausalLM", "qwen2"),
+            {"use_sliding_window": True, "max_window_layers": 1},
+            4096,  # as the reference fills it in
+        ),
         (("Qwen2ForCausalLM", "qwen2"), SLIDES | {"max_window_layers": 0}, 128),
         (("Qwen2ForCausalLM", "qwen2"), SLIDES | {"max_window_layers": 2}, None),
         (("Qwen2ForCausalLM", "qwen2"), SLIDES, None),  # 28 layers do not, and there are two

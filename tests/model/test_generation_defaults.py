@@ -45,6 +45,8 @@ def test_without_do_sample_only_the_penalty_counts(tmp_path: Path) -> None:
         ({"min_p": 1.0}, "min_p"),
         ({"temperature": "hot"}, "temperature"),
         ({"temperature": 1e9}, "temperature"),
+        ({"temperature": 10**400}, "temperature"),
+        ({"top_p": 10**400}, "top_p"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
         ({"do_sample": 1}, "do_sample"),
     ],
