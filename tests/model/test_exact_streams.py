@@ -51,7 +51,7 @@ def check(model: CausalLM, lengths: Sequence[int], count: int) -> None:
     asked = prompts(model, lengths)
     expected = alone(model, asked, count)
     # a greedy stream may repeat its tokens; its logits do not
-    assert all(len(logits[:, :64].unique(dim=0)) == count for logits in expected)
+    assert all(len(set(map(tuple, logits[:, :64].tolist()))) == count for logits in expected)
     for budget, threads in ((512, 1), (48, 1), (48, 2)):
         found = together(model, asked, count, budget, threads)
         assert all(map(torch.equal, found, expected)), (budget, threads)
