@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,14 +23,22 @@ class Question:
 
 
 @dataclass(eq=False)
-class Answer:
-    """All deltas of one stream; `last` carries finish reason, usage, timings and placement."""
+class Sample:
+    """All deltas of one sample; `last` carries its finish reason and usage."""
 
     last: GenerateOutput
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)  # if asked for, like the next
-    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # if asked for
+
+
+@dataclass(eq=False)
+class Answer:
+    """One stream; `last` carries timings and placement."""
+
+    last: GenerateOutput
+    samples: list[Sample]
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # if asked for
 
 
 async def stream_answer(
@@ -48,12 +56,22 @@ async def stream_answer(
                 show(output.text)
     if not outputs:
         raise UnavailableError("the stream ended before any token and without an error; try again")
+    by_sample: dict[int, list[GenerateOutput]] = {}
+    for output in outputs:
+        by_sample.setdefault(output.sample_index, []).append(output)
     return Answer(
+        last=outputs[-1],
+        samples=[_sample(by_sample[index]) for index in sorted(by_sample)],
+        prompt_logprobs=[one for output in outputs for one in output.prompt_logprobs],
+    )
+
+
+def _sample(outputs: Sequence[GenerateOutput]) -> Sample:
+    return Sample(
         last=outputs[-1],
         text="".join(output.text for output in outputs),
         token_ids=[token_id for output in outputs for token_id in output.token_ids],
         logprobs=[one for output in outputs for one in output.logprobs],
-        prompt_logprobs=[one for output in outputs for one in output.prompt_logprobs],
     )
 
 

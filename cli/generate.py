@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from cli.answer import Answer, Question, stream_answer
+from cli.answer import Answer, Question, Sample, stream_answer
 from cli.command import Command
 from cli.logprob_table import render_logprobs
 from cli.sampling_flags import parse_logit_bias, parse_stop, parse_token_ids
@@ -27,6 +27,7 @@ table of where the time went: its parts add up to the time to the first token.
   tasuki generate "Why is the sky blue?"
   tasuki generate --raw "Once upon a time" --max-tokens 64 --temperature 0.8 --seed 1
   tasuki generate "Name three colours." --temperature 0.8 --top-p 0.9 --stop "3." --logprobs 2
+  tasuki generate "Name a colour." --temperature 1 --n 4
   tasuki generate --token-ids 1,2,3 --ignore-eos --json
   TASUKI_TARGET=127.0.0.1:4000 tasuki generate "Hello"
 """
@@ -40,6 +41,7 @@ class GenerateConfig:
     target: str = setting("127.0.0.1:50051", "The router.", metavar="HOST:PORT")
     raw: bool = setting(False, "Send the prompt as plain text, not as a chat message.")
     token_ids: str = setting("", "Send these token ids instead of text.", metavar="1,2,3")
+    n: int | None = setting(None, "Samples: so many answers, each drawn by itself.")
     max_tokens: int | None = setting(None, "Most output tokens; the cluster's default if unset.")
     min_tokens: int | None = setting(None, "Let nothing end the answer before so many tokens.")
     temperature: float | None = setting(
@@ -86,8 +88,9 @@ class GenerateConfig:
             raise ConfigError(f"--timeout is {self.timeout}; expected seconds above 0")
         if self.seed is not None and not 0 <= self.seed < 1 << 64:
             raise ConfigError(f"--seed is {self.seed}; expected 0 to 2**64 - 1")
-        if self.max_tokens is not None and not 0 <= self.max_tokens < 1 << 32:
-            raise ConfigError(f"--max-tokens is {self.max_tokens}; expected 1 or more")
+        for flag, count in (("--max-tokens", self.max_tokens), ("--n", self.n)):
+            if count is not None and not 0 <= count < 1 << 32:
+                raise ConfigError(f"{flag} is {count}; expected 1 or more")
         host, _, port = self.target.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
             raise ConfigError(f"--target is {self.target!r}; expected HOST:PORT")
@@ -105,6 +108,7 @@ class GenerateConfig:
     def sampling(self) -> SamplingOptions:
         """What was given; the cluster knows which values make sense."""
         return SamplingOptions(
+            n=self.n,
             max_tokens=self.max_tokens,
             min_tokens=self.min_tokens,
             temperature=self.temperature,
@@ -137,14 +141,16 @@ def run_generate(config: GenerateConfig) -> int:
 
 
 async def _generate(config: GenerateConfig) -> int:
+    shows = _show_nothing if config.json or (config.n or 1) > 1 else _show
     async with Client(config.target) as client:
-        answer = await stream_answer(
-            client, config.question(), _show_nothing if config.json else _show
-        )
+        answer = await stream_answer(client, config.question(), shows)
     if config.json:
         print(json.dumps(answer_json(answer)), flush=True)
-    else:
-        print(f"\n\n{_tables(answer)}", flush=True)
+        return 0
+    if len(answer.samples) > 1:
+        for number, sample in enumerate(answer.samples, 1):
+            _show(f"--- sample {number} ---\n{sample.text}\n")
+    print(f"\n\n{_tables(answer)}", flush=True)
     return 0
 
 
@@ -153,8 +159,7 @@ def _tables(answer: Answer) -> str:
     tables = []
     if answer.prompt_logprobs:
         tables.append(render_logprobs("prompt", answer.prompt_logprobs))
-    if answer.logprobs:
-        tables.append(render_logprobs("answer", answer.logprobs))
+    tables += [render_logprobs("answer", one.logprobs) for one in answer.samples if one.logprobs]
     return "\n\n".join([*tables, render(answer.last)])
 
 
@@ -163,22 +168,30 @@ def _show(text: str) -> None:
 
 
 def _show_nothing(_: str) -> None:
-    """With --json everything comes at the end."""
+    """With --json, or several samples, everything comes at the end."""
 
 
 def answer_json(answer: Answer) -> dict[str, Any]:
-    """The answer as one object; times in seconds."""
-    last = answer.last
-    asked = {"logprobs": answer.logprobs, "prompt_logprobs": answer.prompt_logprobs}
+    """The answer as one object; times in seconds. Several samples are a list in it."""
+    samples = [_sample_json(sample) for sample in answer.samples]
+    told = answer.prompt_logprobs
     return {
-        "text": answer.text,
-        "token_ids": answer.token_ids,
+        **(samples[0] if len(samples) == 1 else {"samples": samples}),
+        "placement": msgspec.to_builtins(answer.last.placement),
+        "timeline": msgspec.to_builtins(answer.last.timings),
+        **({"prompt_logprobs": msgspec.to_builtins(told)} if told else {}),
+    }
+
+
+def _sample_json(sample: Sample) -> dict[str, Any]:
+    last = sample.last
+    return {
+        "text": sample.text,
+        "token_ids": sample.token_ids,
         "finish_reason": None if last.finish_reason is None else str(last.finish_reason),
         "stop_reason": last.stop_reason,
         "usage": msgspec.to_builtins(last.usage),
-        "placement": msgspec.to_builtins(last.placement),
-        "timeline": msgspec.to_builtins(last.timings),
-        **{name: msgspec.to_builtins(told) for name, told in asked.items() if told},
+        **({"logprobs": msgspec.to_builtins(sample.logprobs)} if sample.logprobs else {}),
     }
 
 

@@ -76,7 +76,6 @@ class DecodeCore:
             self.streams,
             usable_link=lambda stream: self.links.usable(stream.candidates),
             compute_locally=self._compute_locally,
-            end=self._finish,
         )
 
     # --- messages -------------------------------------------------------------------------------
@@ -143,7 +142,7 @@ class DecodeCore:
             seen=now,
             # tokens that another worker already gave are recomputed here, not prefilled elsewhere
             candidates=[] if asked.output_token_ids else asked.prefill_candidates,
-            told=len(asked.output_token_ids),
+            samples_left=request.num_choices,
         )
 
     def _compute_locally(self, stream: DecodeStream, reason: str, now: float) -> None:
@@ -161,26 +160,26 @@ class DecodeCore:
             late = message.reason is FinishReason.DEADLINE
             reason = AbandonReason.DEADLINE if late else AbandonReason.CANCELLED
             self.handoffs.drop(stream, reason, now)
-            stream.request.status = RequestStatus.FINISHED
-        else:
-            self.engine.scheduler.cancel(stream.request, message.reason)
+        for request in stream.requests:
+            if request.status is RequestStatus.PARKED:
+                request.status = RequestStatus.FINISHED
+            else:
+                self.engine.scheduler.cancel(request, message.reason)
 
     # --- steps ------------------------------------------------------------------------------------
 
     def advance(self, updates: Sequence[RequestUpdate], now: float) -> None:
         for update in updates:
-            stream = self.streams.get(update.request.key)
+            request = update.request
+            stream = self.streams.get(request.group_key)
             if stream is None or not update.token_ids:
                 continue
             self.streams.tell_tokens(
-                stream, update.token_ids, now, update.logprobs, update.prompt_logprobs
+                stream, request, update.token_ids, now, update.logprobs, update.prompt_logprobs
             )
-            if update.request.finish_reason is not None:
-                self._finish(stream, now)
+            if request.finish_reason is not None:
+                self.streams.finish(stream, request)
         self.handoffs.grant(now)
-
-    def _finish(self, stream: DecodeStream, now: float) -> None:
-        self.streams.finish(stream, stream.request.finish_reason or FinishReason.ERROR)
 
     def _on_link_event(self, link: ReceivingLink, event: LinkEvent) -> None:
         self.handoffs.on_link_event(link, event, self.host.clock())

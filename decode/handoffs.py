@@ -64,7 +64,6 @@ class Handoffs:
         streams: Streams,
         usable_link: Callable[[DecodeStream], ReceivingLink | None],
         compute_locally: Callable[[DecodeStream, str, float], None],
-        end: Callable[[DecodeStream, float], None],
     ) -> None:
         self._engine = engine
         self._config = config
@@ -73,7 +72,6 @@ class Handoffs:
         self._streams = streams
         self._usable_link = usable_link
         self._compute_locally = compute_locally
-        self._end = end
         self._waiting: deque[DecodeStream] = deque()  # for a reservation
         self._dispatched: dict[str, DecodeStream] = {}
         self.stale = 0
@@ -188,19 +186,30 @@ class Handoffs:
         if stream.request.output_token_ids:
             self.stale += 1  # said twice: the first one is final
             return
+        if len(event.token_ids) != stream.request.num_choices:
+            self.fall_back(stream, AbandonReason.REFUSED, now)  # it knows no samples
+            return
         dispatch.handoff.first_token(now)
         stream.cached_tokens = event.cached_tokens
         stream.prefill_queue, stream.prefill_compute = event.queue_seconds, event.compute_seconds
-        stream.request.append(event.token_id, self._engine.max_model_len)
-        stream.request.take_prompt_logprobs()  # they are told now, and not computed here
-        logprobs = [] if event.logprob is None else [event.logprob]
-        self._streams.tell_tokens(stream, [event.token_id], now, logprobs, event.prompt_logprobs)
-        if stream.request.finish_reason is not None:
+        self._tell_first_tokens(stream, event, now)
+        if stream.samples_left:
+            self._join(stream, dispatch, now)
+        else:
             self.drop(stream, AbandonReason.FINISHED, now)
             stream.request.status = RequestStatus.FINISHED
-            self._end(stream, now)
-            return
-        self._join(stream, dispatch, now)
+
+    def _tell_first_tokens(self, stream: DecodeStream, event: FirstTokenEvent, now: float) -> None:
+        first, max_model_len = stream.request, self._engine.max_model_len
+        first.take_prompt_logprobs()  # they are told now, and not computed here
+        first.append(event.token_ids[0], max_model_len)
+        requests = [first, *first.split(event.token_ids[1:], max_model_len)]
+        for index, (request, token_id) in enumerate(zip(requests, event.token_ids, strict=True)):
+            of_prompt = [] if index else event.prompt_logprobs
+            logprobs = event.logprobs[index : index + 1]
+            self._streams.tell_tokens(stream, request, [token_id], now, logprobs, of_prompt)
+            if request.finish_reason is not None:
+                self._streams.finish(stream, request)
 
     def on_call_ended(self, handoff_id: str, error: ErrorStatus | None, now: float) -> None:
         """The Prefill call is over. A good end says nothing: Commit is on the link."""
@@ -306,14 +315,18 @@ class Handoffs:
             stream.queued_at = now
         else:
             stream.decode_from = now
-        self._resume(stream)
+        self._resume(request)
 
-    def _resume(self, stream: DecodeStream) -> None:
+    def _resume(self, request: Request) -> None:
         scheduler = self._engine.scheduler
-        if self._engine.blocks.table(stream.request.key):
-            scheduler.adopt(stream.request)
-        else:
-            scheduler.add(stream.request, self._host.clock())
+        if self._engine.blocks.table(request.key):
+            scheduler.adopt(request)
+        elif request.finish_reason is None:
+            scheduler.add(request, self._host.clock())
+        else:  # only other samples go on
+            scheduler.unreserve(request.key)
+            request.status = RequestStatus.FINISHED
+            scheduler.add(request.heir(), self._host.clock())
 
     def drop(self, stream: DecodeStream, reason: AbandonReason, now: float) -> None:
         """The request ended while its handoff was going on, or while it waited for one."""

@@ -40,7 +40,7 @@ class Dispatch:
 @dataclass(eq=False)
 class DecodeStream:
     stream_id: int  # also the request's key in the engine
-    request: Request
+    request: Request  # its first sample
     seen: float
     candidates: list[PrefillTarget]
     dispatch: Dispatch | None = None  # while a prefill worker is at it
@@ -56,7 +56,12 @@ class DecodeStream:
     decode_from: float | None = None  # the handoff was committed; local: the first token
     first_decode: float = 0.0
     transfer: HandoffTimings = field(default_factory=HandoffTimings)
-    told: int = 0  # output tokens that left
+    samples_left: int = 1  # those that have not ended
+
+    @property
+    def requests(self) -> list[Request]:
+        """All samples, as far as they are known."""
+        return [self.request, *self.request.other_samples]
 
     @property
     def prompt_tokens_cached(self) -> int:
@@ -89,21 +94,23 @@ class Streams:
     def tell_tokens(
         self,
         stream: DecodeStream,
+        request: Request,
         token_ids: list[int],
         now: float,
         logprobs: Sequence[TokenLogprob] = (),
         prompt_logprobs: Sequence[TokenLogprob] = (),
     ) -> None:
-        """Tokens that became ready together, with what was asked for beside them."""
+        """The latest tokens of one of the stream's requests, and what was asked for beside them."""
         parts, cached, computed = None, 0, 0
-        if stream.told == 0:
+        index = len(request.output_token_ids) - len(token_ids)
+        if index == 0 and request is stream.request:
             parts = self._first_parts(stream, now)
             cached = stream.prompt_tokens_cached
             computed = stream.request.computed_prompt_tokens
-        elif stream.decode_from is not None and not stream.first_decode:
+        elif index > 0 and stream.decode_from is not None and not stream.first_decode:
             stream.first_decode = now - stream.decode_from
         event = TokensEvent(
-            index=stream.told,
+            index=index,
             token_ids=token_ids,
             offsets=[now - stream.seen] * len(token_ids),
             logprobs=list(logprobs),
@@ -111,8 +118,8 @@ class Streams:
             cached_tokens=cached,
             computed_prompt_tokens=computed,
             prompt_logprobs=list(prompt_logprobs),
+            sample_index=request.sample_index,
         )
-        stream.told += len(token_ids)
         self._host.emit(stream.stream_id, event)
         if prompt_logprobs:
             self._host.flush_events()  # those of one prompt may fill a quarter of a frame
@@ -132,14 +139,16 @@ class Streams:
             fallback=stream.fallback,
         )
 
-    def finish(self, stream: DecodeStream, reason: FinishReason) -> None:
-        request, transfer = stream.request, stream.transfer
+    def finish(self, stream: DecodeStream, request: Request) -> None:
+        """One of the stream's requests has ended; with the last one the stream ends."""
+        transfer = stream.transfer
+        stream.samples_left -= 1
         event = FinishedEvent(
-            finish_reason=reason,
+            finish_reason=request.finish_reason or FinishReason.ERROR,
             prompt_tokens=request.prompt_len,
             output_tokens=len(request.output_token_ids),
             cached_tokens=stream.prompt_tokens_cached,
-            computed_prompt_tokens=request.computed_prompt_tokens,
+            computed_prompt_tokens=sum(one.computed_prompt_tokens for one in stream.requests),
             handoff=HandoffTimings(
                 transfer=transfer.transfer,
                 exposed_transfer=transfer.exposed_transfer,
@@ -150,9 +159,12 @@ class Streams:
             ),
             preemptions=request.preemptions,
             stop_token_id=request.stop_token_id,
+            sample_index=request.sample_index,
+            samples_left=stream.samples_left,
         )
         self._host.emit(stream.stream_id, event)
-        self.drop(stream)
+        if not stream.samples_left:
+            self.drop(stream)
 
     def fail(self, stream: DecodeStream, error: TasukiError) -> None:
         self._host.emit(stream.stream_id, FailedEvent(error=status_of(error)))

@@ -15,6 +15,7 @@ what was announced has been received or the link is fenced.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 import msgspec
 
@@ -167,17 +168,17 @@ class PrefillCore:
     # --- steps ------------------------------------------------------------------------------------
 
     def advance(self, updates: Sequence[RequestUpdate], now: float) -> None:
-        for update in updates:
-            job = self._jobs.get(update.request.key)
+        for key, group in groupby(updates, lambda update: update.request.group_key):
+            job, samples = self._jobs.get(key), list(group)
             if job is None:
                 continue
-            if not update.token_ids:
-                self.host.emit(
-                    job.stream_id, ProgressEvent(computed_tokens=job.request.num_computed_tokens)
-                )
-                self._offer(job, job.request.num_computed_tokens // self._block_size)
+            if samples[0].token_ids:
+                self._first_token(job, samples, now)
                 continue
-            self._first_token(job, update, now)
+            self.host.emit(
+                job.stream_id, ProgressEvent(computed_tokens=job.request.num_computed_tokens)
+            )
+            self._offer(job, job.request.num_computed_tokens // self._block_size)
 
     @property
     def _block_size(self) -> int:
@@ -191,20 +192,19 @@ class PrefillCore:
         job.link.offer(job.asked.handoff_id, job.next_block, table[job.next_block : complete])
         job.next_block = complete
 
-    def _first_token(self, job: Job, update: RequestUpdate, now: float) -> None:
-        request, token_id = job.request, update.token_ids[0]
+    def _first_token(self, job: Job, samples: Sequence[RequestUpdate], now: float) -> None:
+        """One update for each sample."""
+        request, token_ids = job.request, [update.token_ids[0] for update in samples]
         scheduled = request.first_scheduled if request.first_scheduled is not None else now
-        finish = job.finish_reason(token_id, self.engine.max_model_len)
         self.host.emit(
             job.stream_id,
             FirstTokenEvent(
-                token_id=token_id,
-                finish_reason=finish,
+                token_ids=token_ids,
                 cached_tokens=request.cached_tokens,
                 queue_seconds=scheduled - job.accepted_at,
                 compute_seconds=now - scheduled,
-                logprob=update.logprobs[0] if update.logprobs else None,
-                prompt_logprobs=update.prompt_logprobs,
+                logprobs=[logprob for update in samples for logprob in update.logprobs],
+                prompt_logprobs=samples[0].prompt_logprobs,
             ),
         )
         self.host.flush_events()  # before the KV: the client's first token waits for nothing
@@ -212,7 +212,7 @@ class PrefillCore:
         self.host.metrics.add("prefill_tokens_total", computed, kind="computed")
         self.host.metrics.add("prefill_tokens_total", request.cached_tokens, kind="cached")
         self.host.metrics.observe("prefill_seconds", now - scheduled)
-        if finish is not None:
+        if not job.sends or all(map(request.is_stop, token_ids)):  # nobody needs the KV
             job.link.abandon(job.asked.handoff_id, AbandonReason.FINISHED)
         else:
             tail = request.prompt_len % self._block_size

@@ -62,23 +62,39 @@ class PromptPlace:
 
 
 class Answer:
-    """Deltas of one request: each message holds what became known since the one before."""
+    """Deltas of one request: each message holds what became known of one sample since the one
+    before. A sample is open until its end was made.
+    """
 
     def __init__(self, generation: Generation, tokenizer: Tokenizer) -> None:
         self._generation = generation
-        self._text = AnswerText(tokenizer, generation)
+        self._texts = {
+            sample_index: AnswerText(tokenizer, generation)
+            for sample_index in range(generation.sampling.n)
+        }
         self._cached_tokens = 0
         self._computed_prompt_tokens = 0
+        self._handoff = HandoffTimings()
+        self.missed_deadline = False  # of any sample
+
+    def is_open(self, sample_index: int) -> bool:
+        return sample_index in self._texts
+
+    @property
+    def is_over(self) -> bool:
+        return not self._texts
 
     def delta(self, event: TokensEvent) -> inference_pb2.GenerateResponse:
         """The tokens up to the one that completed a stop string, if one did."""
-        if event.index == 0:
+        if event.index == 0 and event.sample_index == 0:
             self._cached_tokens = event.cached_tokens
             self._computed_prompt_tokens = event.computed_prompt_tokens
-        text = self._text.push(event.token_ids)
-        count = self._text.num_tokens - event.index
+        answer_text = self._texts[event.sample_index]
+        text = answer_text.push(event.token_ids)
+        count = answer_text.num_tokens - event.index
         return inference_pb2.GenerateResponse(
             request_id=self._generation.request_id,
+            sample_index=event.sample_index,
             index=event.index,
             token_ids=event.token_ids[:count],
             text=text,
@@ -87,29 +103,33 @@ class Answer:
             prompt_logprobs=logprobs_to_proto(event.prompt_logprobs),
         )
 
-    def stopped(self) -> FinishedEvent | None:
+    def stopped(self, sample_index: int) -> FinishedEvent | None:
         """The end that a stop string makes, before the worker knows of it.
 
         What a worker tells only with its own end is left at zero: the pieces of the transfer.
         """
-        if self._text.stop is None:
+        text = self._texts[sample_index]
+        if text.stop is None:
             return None
         return FinishedEvent(
             finish_reason=FinishReason.STOP,
             prompt_tokens=self._generation.prompt_len,
-            output_tokens=self._text.num_tokens,
+            output_tokens=text.num_tokens,
             cached_tokens=self._cached_tokens,
             computed_prompt_tokens=self._computed_prompt_tokens,
-            handoff=HandoffTimings(),
+            handoff=self._handoff,
+            sample_index=sample_index,
         )
 
-    def last(
-        self, event: FinishedEvent, place: PromptPlace, timeline: Timeline, slo_result: SloResult
-    ) -> inference_pb2.GenerateResponse:
-        """The end: no tokens, what text was still uncertain, and every fact."""
-        text = self._text.finish()
+    def end(self, event: FinishedEvent) -> inference_pb2.GenerateResponse:
+        """The end of a sample: no tokens, and what text was still uncertain."""
+        answer_text = self._texts.pop(event.sample_index)
+        self._handoff, self._computed_prompt_tokens = event.handoff, event.computed_prompt_tokens
+        self.missed_deadline |= event.finish_reason is FinishReason.DEADLINE
+        text = answer_text.finish()
         response = inference_pb2.GenerateResponse(
             request_id=self._generation.request_id,
+            sample_index=event.sample_index,
             index=event.output_tokens,
             text=text,
             finish_reason=finish_reason_to_proto(event.finish_reason),
@@ -118,23 +138,31 @@ class Answer:
                 completion_tokens=event.output_tokens,
                 cached_tokens=event.cached_tokens,
             ),
-            timings=timings_to_proto(timeline, event, slo_result),
-            placement=place.to_proto(event.computed_prompt_tokens),
         )
-        if self._text.stop is not None:  # perhaps only now, with the last of the text
+        if answer_text.stop is not None:  # perhaps only now, with the last of the text
             response.finish_reason = common_pb2.FINISH_REASON_STOP
-            response.stop_string = self._text.stop
+            response.stop_string = answer_text.stop
         elif event.stop_token_id is not None:
             response.stop_token_id = event.stop_token_id
         return response
 
+    def add_facts(
+        self,
+        last: inference_pb2.GenerateResponse,
+        place: PromptPlace,
+        timeline: Timeline,
+        slo_result: SloResult,
+    ) -> None:
+        """Put what is known of the whole request into the last message."""
+        last.timings.CopyFrom(timings_to_proto(timeline, self._handoff, slo_result))
+        last.placement.CopyFrom(place.to_proto(self._computed_prompt_tokens))
+
 
 def timings_to_proto(
-    timeline: Timeline, event: FinishedEvent, slo_result: SloResult
+    timeline: Timeline, handoff: HandoffTimings, slo_result: SloResult
 ) -> inference_pb2.Timings:
     """Zeros for what did not happen: no token, no handoff."""
     parts = timeline.parts()
-    handoff = event.handoff
     return inference_pb2.Timings(
         ttft=timeline.ttft or 0.0,
         tpot=timeline.tpot or 0.0,

@@ -6,7 +6,7 @@ Blocks, the request and (local) prompt tokens are charged to the decode worker, 
 
 from __future__ import annotations
 
-from router.placement import Placement
+from router.placement import Placement, PlacementRequest
 from router.registry import Registry
 from router.watched_worker import WatchedWorker
 
@@ -14,14 +14,16 @@ from router.watched_worker import WatchedWorker
 class Charge:
     """`key` must be unique among all charges of one registry."""
 
-    def __init__(self, key: int, registry: Registry, placement: Placement, prompt_len: int) -> None:
+    def __init__(
+        self, key: int, registry: Registry, placement: Placement, request: PlacementRequest
+    ) -> None:
         self._key = key
         self._registry = registry
-        self._prompt_len = prompt_len
+        self._prompt_len = prompt_len = request.prompt_len
         self.decode = registry.worker(placement.decode.address)
         self._computing: WatchedWorker | None = None
         self.decode.ledgers.blocks.charge(key, placement.decode.blocks_for(prompt_len + 1))
-        self.decode.ledgers.requests.charge(key, 1)
+        self.decode.ledgers.requests.charge(key, request.n)
         self.decode.outstanding.add(key)
         if placement.candidates:
             self._compute_on(registry.prefill_worker(placement.candidates[0].worker_id))

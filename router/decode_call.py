@@ -34,10 +34,17 @@ class DecodeCall:
         self._worker = worker
         self._request = request
         self._name = f"decode worker {worker.snapshot.worker_id}"
-        self._next_index = len(request.output_token_ids)
+        samples = range(request.sampling.n)
+        # index of the next token of each sample that has not ended
+        self._next_index = dict.fromkeys(samples, len(request.output_token_ids))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the worker has finished all samples."""
+        return not self._next_index
 
     async def events(self) -> AsyncGenerator[WireDecodeEvent, None]:
-        """Events until the Finished one, which is always the last.
+        """Events until the Finished one of the last sample, which is always the last.
 
         Raises the worker's own error, UnavailableError when it went away, and a plain TasukiError
         for a stream that breaks the rules. Use with `contextlib.aclosing`.
@@ -45,9 +52,11 @@ class DecodeCall:
         call = self._worker.stub.Decode(decode_request_to_proto(self._request))
         try:
             while True:
-                event = self._check(await self._read(call))
+                event = await self._read(call)
+                if isinstance(event, TokensEvent | FinishedEvent):
+                    self._check(event)
                 yield event
-                if isinstance(event, FinishedEvent):
+                if self.is_over:
                     await _see_end(call)
                     return
         finally:
@@ -65,21 +74,26 @@ class DecodeCall:
         except InvalidRequestError as error:
             raise self._broken(error.message) from None
 
-    def _check(self, event: WireDecodeEvent) -> WireDecodeEvent:
-        if isinstance(event, TokensEvent):
-            if event.index != self._next_index or not event.token_ids:
+    def _check(self, event: TokensEvent | FinishedEvent) -> None:
+        sample, most = event.sample_index, self._request.sampling.max_tokens
+        expected = self._next_index.get(sample)
+        if expected is None:
+            raise self._broken(f"more of sample {sample}, which has ended or was not asked for")
+        if isinstance(event, FinishedEvent):
+            if event.output_tokens != expected:
                 raise self._broken(
-                    f"{len(event.token_ids)} tokens from index {event.index}; "
-                    f"expected at least one from index {self._next_index}"
+                    f"a usage of {event.output_tokens} output tokens, not {expected}"
                 )
-            self._next_index += len(event.token_ids)
-            if self._next_index > self._request.sampling.max_tokens:
-                raise self._broken(f"more than {self._request.sampling.max_tokens} tokens")
-        elif isinstance(event, FinishedEvent) and event.output_tokens != self._next_index:
+            del self._next_index[sample]
+            return
+        if event.index != expected or not event.token_ids:
             raise self._broken(
-                f"a usage of {event.output_tokens} output tokens after {self._next_index}"
+                f"{len(event.token_ids)} tokens from index {event.index}; "
+                f"expected at least one from index {expected}"
             )
-        return event
+        self._next_index[sample] = expected + len(event.token_ids)
+        if self._next_index[sample] > most:
+            raise self._broken(f"more than {most} tokens")
 
     def _explain(self, error: TasukiError) -> TasukiError:
         """Name the worker where the error is about it and not about the request."""

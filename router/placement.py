@@ -27,6 +27,7 @@ class PlacementRequest:
 
     prompt_len: int
     max_tokens: int
+    n: int = 1  # samples, each of them a request to the worker once the prompt is computed
     refused: Mapping[str, int] = field(default_factory=dict)
     """Decode workers (by address) that refused it, and how many reports each had given then."""
 

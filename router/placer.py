@@ -132,7 +132,7 @@ class Placer:
         return Placed(placement, charge, entry)
 
     def _charge(self, placement: Placement, request: PlacementRequest) -> Charge:
-        return Charge(next(self._keys), self._registry, placement, request.prompt_len)
+        return Charge(next(self._keys), self._registry, placement, request)
 
     def _refuse(self, entry: Entry[Applicant], error: TasukiError) -> None:
         with contextlib.suppress(asyncio.InvalidStateError):  # cancelled: nobody listens

@@ -5,8 +5,9 @@
 3. Placed: a Decode stream to the chosen worker; a worker that refuses before any token (no_kv,
    queue_full, draining) sends the request back to the head of the queue.
 4. Tokens: what comes together leaves together, at once.
-   A stop string in their text ends the request here, and the Decode stream is cancelled.
-5. The last message: finish reason, usage, timings, placement; judged against its SLO, and counted.
+   A stop string in their text ends a sample here; when all have ended, so does the Decode stream.
+5. The end of each sample: finish reason and usage. With the last one: timings and placement; the
+   request is judged against its SLO, and counted.
 A caller that goes away cancels the task of this call, and with it, at any point, the Decode stream.
 """
 
@@ -40,7 +41,6 @@ from tasuki.messages import (
 )
 from tasuki.model.tokenizer import Tokenizer
 from tasuki.reasons import RejectionReason
-from tasuki.slo import SloResult
 from tasuki.timeline import Timeline
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -93,7 +93,8 @@ class RequestStream:
     async def _serve(self, generation: Generation) -> None:
         answer = Answer(generation, self._tokenizer)
         self._timeline.admitted = self._clock()
-        request = PlacementRequest(generation.prompt_len, generation.sampling.max_tokens)
+        sampling = generation.sampling
+        request = PlacementRequest(generation.prompt_len, sampling.max_tokens, sampling.n)
         placed = await self._placer.place(request, self._deadline)
         while not await self._attempt(placed, generation, answer):
             placed = await self._placer.place_again(placed)
@@ -133,16 +134,19 @@ class RequestStream:
         async with contextlib.aclosing(call.events()) as events:
             async for event in events:
                 match event:
-                    case TokensEvent():
+                    case TokensEvent() if answer.is_open(event.sample_index):
                         await self._send_tokens(event, placed, answer)
-                        stopped = answer.stopped()
-                        if stopped is not None:  # leaving cancels what the worker still does
-                            await self._send_last(stopped, place, generation, answer)
-                            return
-                    case FinishedEvent():
-                        await self._send_last(event, place, generation, answer)
+                        stopped = answer.stopped(event.sample_index)
+                        if stopped is not None:
+                            await self._send_end(stopped, place, generation, answer)
+                    case FinishedEvent() if answer.is_open(event.sample_index):
+                        await self._send_end(event, place, generation, answer)
+                    case TokensEvent() | FinishedEvent():
+                        pass  # of a sample that a stop string ended
                     case _:
                         self._note_place(event, place, placed)
+                if answer.is_over and not call.is_over:
+                    return  # which cancels what the worker still does
 
     def _note_place(
         self,
@@ -169,32 +173,37 @@ class RequestStream:
 
     async def _send_tokens(self, event: TokensEvent, placed: Placed, answer: Answer) -> None:
         response = answer.delta(event)
-        gaps = self._timeline.tokens_left(self._clock(), len(response.token_ids))
-        if event.index == 0:
+        gaps = self._timeline.tokens_left(
+            self._clock(), len(response.token_ids), event.sample_index
+        )
+        if event.index == 0 and event.sample_index == 0:
             self._timeline.worker_parts = event.parts or FirstTokenParts()
             placed.charge.first_token()
             self._recorder.first_token(self._timeline)
         self._recorder.gaps(gaps)
         await self._context.write(response)
 
-    async def _send_last(
+    async def _send_end(
         self, event: FinishedEvent, place: PromptPlace, generation: Generation, answer: Answer
     ) -> None:
-        result = self._judge(event, generation)
-        self._counted = True
-        await self._context.write(answer.last(event, place, self._timeline, result))
+        """The end of a sample; with that of the last one the request is judged and counted.
 
-    def _judge(self, event: FinishedEvent, generation: Generation) -> SloResult:
-        """Count a request that a worker finished. Raises for an end that is no answer."""
+        Raises for an end that is no answer.
+        """
         match event.finish_reason:
-            case FinishReason.STOP | FinishReason.LENGTH:
-                return self._recorder.completed(self._timeline, generation.slo)
-            case FinishReason.DEADLINE:
-                return self._recorder.failed()
             case FinishReason.CANCELLED:
                 raise UnavailableError("the decode worker gave the request up; send it again")
             case FinishReason.ERROR:
                 raise TasukiError("the decode worker could not finish the request; see its log")
+        response = answer.end(event)
+        if answer.is_over:
+            if answer.missed_deadline:
+                result = self._recorder.failed()
+            else:
+                result = self._recorder.completed(self._timeline, generation.slo)
+            self._counted = True
+            answer.add_facts(response, place, self._timeline, result)
+        await self._context.write(response)
 
     def _time_left(self) -> float:
         return self._deadline - self._clock()

@@ -6,23 +6,34 @@ Knows nothing about blocks, tensors or streams. There are no phases: `num_comput
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from tasuki.messages import FinishReason, SamplingParams, TokenLogprob
 
+SAMPLE_KEYS = 1 << 48  # more than there will be keys of requests
+
+
+def sample_key(key: int, sample_index: int) -> int:
+    """The key of one of a request's samples; no request has it."""
+    return key + sample_index * SAMPLE_KEYS
+
 
 class RequestStatus(StrEnum):
     WAITING = "waiting"  # in the scheduler's queue
     RUNNING = "running"
-    PARKED = "parked"  # outside the scheduler: a handoff owns its progress
+    PARKED = "parked"  # outside the scheduler: a handoff, or another sample, owns its progress
     FINISHED = "finished"
 
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One request in one engine. `output_token_ids` includes tokens given by earlier owners."""
+    """One request in one engine. `output_token_ids` includes tokens given by earlier owners.
+
+    Where several samples are asked for, this is the first one; the others split off with their
+    first tokens, and are requests like any other from then on.
+    """
 
     key: int  # unique in this engine; a request id may be seen twice
     request_id: str
@@ -44,6 +55,9 @@ class Request:
     cache_salt: str = ""  # requests with different ones share no prefix
     skips_prefix_cache: bool = False  # it wants something of every prompt position
     cached_tokens: int = 0  # prompt tokens found in the prefix cache at its first admission
+    sample_index: int = 0
+    first_sample: Request | None = None  # of a request that was split; None for that one itself
+    other_samples: list[Request] = field(default_factory=list)  # PARKED until they share its blocks
     # of prompt tokens from the second on, while they are being computed; None: not wanted, or told
     prompt_logprobs: list[TokenLogprob] | None = field(init=False, default=None)
 
@@ -108,6 +122,52 @@ class Request:
         if last in self.eos_token_ids and not self.sampling.ignore_eos:
             return None
         return last
+
+    # --- samples ----------------------------------------------------------------------------
+
+    @property
+    def group_key(self) -> int:
+        """The key of the request that was added: the same for all of its samples."""
+        return self.key if self.first_sample is None else self.first_sample.key
+
+    @property
+    def num_choices(self) -> int:
+        """How many tokens the next logits choose: the first ones choose one for each sample."""
+        return 1 if self.output_token_ids or self.first_sample else self.sampling.n
+
+    def split(self, token_ids: Sequence[int], max_model_len: int) -> list[Request]:
+        """Make the other samples, from their first tokens. Those that end with it are FINISHED."""
+        for index, token_id in enumerate(token_ids, 1):
+            sample = Request(
+                key=sample_key(self.key, index),
+                request_id=self.request_id,
+                prompt_token_ids=self.prompt_token_ids,
+                sampling=self.sampling,
+                eos_token_ids=self.eos_token_ids,
+                arrived=self.arrived,
+                output_token_ids=[token_id],
+                status=RequestStatus.PARKED,
+                priority=self.priority,
+                cache_salt=self.cache_salt,
+                sample_index=index,
+                first_sample=self,
+            )
+            sample.finish_reason = sample.reason_to_stop(max_model_len)
+            if sample.finish_reason is not None:
+                sample.status = RequestStatus.FINISHED
+            self.other_samples.append(sample)
+        return self.other_samples
+
+    @property
+    def parked_samples(self) -> list[Request]:
+        """Those that wait until the prompt they share is computed."""
+        return [sample for sample in self.other_samples if sample.status is RequestStatus.PARKED]
+
+    def heir(self) -> Request:
+        """The parked sample that computes the prompt in place of this one, which is over."""
+        heir, *rest = self.parked_samples
+        heir.other_samples = rest
+        return heir
 
     # --- logprobs of the prompt -------------------------------------------------------------
 

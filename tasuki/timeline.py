@@ -58,22 +58,18 @@ class TtftParts:
 
 
 @dataclass(eq=False)
-class Timeline:
-    """Events of one request. `placed` moves when it is placed again before its first token."""
+class Pace:
+    """When the tokens of one sample left the router."""
 
-    arrived: float
-    admitted: float | None = None  # valid, and in the admission queue
-    placed: float | None = None  # on the decode worker that gave the first token
-    first_token: float | None = None  # the first token left the router
-    last_token: float | None = None  # the latest one left
+    first_token: float | None = None
+    last_token: float | None = None  # the latest one
     num_tokens: int = 0
-    worker_parts: FirstTokenParts = field(default_factory=FirstTokenParts)
 
     def tokens_left(self, now: float, count: int) -> list[float]:
         """Record that `count` tokens left together; returns their inter-token gaps.
 
         The first token of a message carries the gap since the previous message, the others 0;
-        the first token of the request has no gap, so its message returns one value fewer.
+        the first token of the sample has no gap, so its message returns one value fewer.
         """
         if count < 1:
             return []
@@ -87,6 +83,51 @@ class Timeline:
         return gaps
 
     @property
+    def tpot(self) -> float | None:
+        """(last - first) / (tokens - 1), seconds; None for fewer than two tokens."""
+        if self.first_token is None or self.last_token is None or self.num_tokens < 2:
+            return None
+        return (self.last_token - self.first_token) / (self.num_tokens - 1)
+
+
+@dataclass(eq=False)
+class Timeline:
+    """Events of one request. `placed` moves when it is placed again before its first token.
+
+    A request of several samples is as fast as the slowest of them.
+    """
+
+    arrived: float
+    admitted: float | None = None  # valid, and in the admission queue
+    placed: float | None = None  # on the decode worker that gave the first token
+    worker_parts: FirstTokenParts = field(default_factory=FirstTokenParts)
+    samples: dict[int, Pace] = field(default_factory=dict)  # those with tokens, by index
+
+    def tokens_left(self, now: float, count: int, sample_index: int = 0) -> list[float]:
+        """Record that `count` tokens of one sample left together; returns their inter-token gaps,
+        as `Pace.tokens_left` does.
+        """
+        return self.samples.setdefault(sample_index, Pace()).tokens_left(now, count)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(pace.num_tokens for pace in self.samples.values())
+
+    @property
+    def first_token(self) -> float | None:
+        """When the first token left the router."""
+        return min(self._times("first_token"), default=None)
+
+    @property
+    def last_token(self) -> float | None:
+        """When the latest one left."""
+        return max(self._times("last_token"), default=None)
+
+    def _times(self, name: str) -> list[float]:
+        times = [getattr(pace, name) for pace in self.samples.values()]
+        return [time for time in times if time is not None]
+
+    @property
     def queue(self) -> float | None:
         """Arrival until placed, seconds; None before."""
         return None if self.placed is None else self.placed - self.arrived
@@ -97,10 +138,8 @@ class Timeline:
 
     @property
     def tpot(self) -> float | None:
-        """(last - first) / (n - 1), seconds; None for fewer than two tokens."""
-        if self.first_token is None or self.last_token is None or self.num_tokens < 2:
-            return None
-        return (self.last_token - self.first_token) / (self.num_tokens - 1)
+        """Of the slowest sample, seconds; None when none has two tokens."""
+        return max(self._times("tpot"), default=None)
 
     @property
     def e2e(self) -> float | None:

@@ -27,6 +27,14 @@ def test_every_token_but_the_first_has_one_gap_and_gaps_add_up() -> None:
     assert sum(gaps) == pytest.approx(1.0)
 
 
+def test_a_request_is_as_fast_as_its_slowest_sample() -> None:
+    line = Timeline(arrived=0.0)
+    assert line.tokens_left(1.0, 1, 0) == line.tokens_left(1.1, 1, 2) == []  # both are first
+    assert line.tokens_left(1.5, 1, 0) == [0.5]
+    assert line.tokens_left(3.1, 2, 2) == [2.0, 0.0]
+    assert (line.ttft, line.tpot, line.e2e, line.num_tokens) == (1.0, 1.0, 3.1, 5)
+
+
 def test_nothing_is_known_before_it_happened() -> None:
     line = Timeline(arrived=5.0)
     assert (line.ttft, line.tpot, line.e2e, line.queue, line.parts()) == (None,) * 5

@@ -69,8 +69,9 @@ class Client:
         """Stream the continuation of one prompt: text, token ids, or a conversation.
 
         `max_tokens`, `temperature` and all else about sampling are in `SamplingOptions`. Yields
-        deltas; the last one has finish_reason, usage, timings and placement. `timeout` is the
-        request's deadline in seconds. Closing the iterator early cancels the call. Raises
+        deltas; the last one has finish_reason, usage, timings and placement. With n > 1, deltas of
+        the samples are mixed, and each sample's last one has its finish_reason and usage. `timeout`
+        is the request's deadline in seconds. Closing the iterator early cancels the call. Raises
         InvalidRequestError at once for what cannot be sent, and the cluster's typed error while
         iterating.
         """

@@ -74,20 +74,25 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class GenerateOutput:
-    """Tokens that became ready together; the last one of a stream carries the end."""
+    """Tokens of one sample that became ready together; its last one carries its end, and the last
+    one of the stream what is known of the whole request.
+    """
 
     token_ids: tuple[int, ...]
     text: str  # what became certain with these tokens
-    index: int  # of the first token among the output tokens
-    finish_reason: FinishReason | None = None  # set on the last one, like all below
-    usage: Usage | None = None
-    timings: Timings | None = None
-    placement: Placement | None = None
+    index: int  # of the first token among the output tokens of its sample
+    finish_reason: FinishReason | None = None  # set on the last one of each sample
+    usage: Usage | None = None  # of this sample; set on its last one
+    timings: Timings | None = None  # set on the last one of the stream
+    placement: Placement | None = None  # likewise
     token_offsets: tuple[float, ...] = ()  # seconds since the decode worker saw the request
     request_id: str = ""
-    stop_reason: int | str | None = None  # on the last one: the stop token or string that ended it
+    stop_reason: int | str | None = (
+        None  # on a sample's last one: the stop token or string that ended it
+    )
     logprobs: tuple[TokenLogprob, ...] = ()  # one per token, if asked for
     prompt_logprobs: tuple[TokenLogprob, ...] = ()  # on the first one: from the second token on
+    sample_index: int = 0  # which of the `n` samples
 
 
 def output_from_proto(response: inference_pb2.GenerateResponse) -> GenerateOutput:
@@ -102,6 +107,7 @@ def output_from_proto(response: inference_pb2.GenerateResponse) -> GenerateOutpu
         placement=_plain(Placement, response, "placement"),
         token_offsets=tuple(response.token_offsets),
         request_id=response.request_id,
+        sample_index=response.sample_index,
         stop_reason=_stop_reason(response),
         logprobs=tuple(map(_logprob, response.logprobs)),
         prompt_logprobs=tuple(map(_logprob, response.prompt_logprobs)),

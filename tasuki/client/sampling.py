@@ -16,7 +16,8 @@ class SamplingOptions(TypedDict, total=False):
     the cluster. Names and meanings are those of vLLM and OpenAI.
     """
 
-    max_tokens: int | None  # unset: what fits, at most the cluster's default
+    n: int | None  # samples: so many outputs of one prompt; needs a temperature above 0
+    max_tokens: int | None  # of each sample; unset: what fits, at most the cluster's default
     min_tokens: int | None  # nothing ends the output before so many tokens
     temperature: float | None  # 0 always takes the likeliest token
     top_k: int | None  # choose among so many; 0: among all

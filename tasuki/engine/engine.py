@@ -172,6 +172,11 @@ class Engine:
                 f"max_tokens is {sampling.max_tokens} and {len(output_token_ids)} tokens are "
                 "there already; expected at least one to generate"
             )
+        if sampling.n > 1 and output_token_ids:
+            raise InvalidRequestError(
+                f"n is {sampling.n} and output tokens are there already; expected n = 1: samples "
+                "go on one by one"
+            )
         self.scheduler.require_possible(
             len(prompt_token_ids), len(output_token_ids), sampling.max_tokens
         )

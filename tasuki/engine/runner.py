@@ -6,6 +6,7 @@ Knows nothing about queues, streams or handoffs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -16,6 +17,7 @@ from tasuki.model.sampling.logprobs import token_logprobs
 from tasuki.model.sampling.processors import Choice
 from tasuki.model.sampling.sampler import Sampler
 from tasuki.model.transformer import CausalLM
+from tasuki.request import sample_key
 from tasuki.scheduler.output import ModelRunnerOutput, ScheduledRequest, SchedulerOutput
 
 
@@ -44,6 +46,7 @@ class ModelRunner:
         batch = Batch.build(entries, self.cache.layout)
         logits = self.model.forward(batch, self.cache)
         last_rows: list[int] = []  # of the requests that sample
+        choices: list[Choice] = []
         prompt_logprobs: dict[int, list[TokenLogprob]] = {}
         row = 0
         for request in plan.requests:
@@ -53,38 +56,46 @@ class ModelRunner:
                 prompt_logprobs[request.key] = _prompt_logprobs(rows, request)
             row += request.num_logits
             if request.samples:
-                last_rows.append(row - 1)
-        if len(last_rows) < row:
+                last_rows += [row - 1] * request.num_choices
+                choices += map(partial(_choice, request), range(request.num_choices))
+        if last_rows != list(range(row)):
             logits = logits[last_rows]
-        sampling = [request for request in plan.requests if request.samples]
-        return self._sample(plan.step, logits, sampling, prompt_logprobs)
+        return self._sample(plan.step, logits, choices, prompt_logprobs)
 
     def _sample(
         self,
         step: int,
         logits: torch.Tensor,
-        requests: Sequence[ScheduledRequest],
+        choices: Sequence[Choice],
         prompt_logprobs: dict[int, list[TokenLogprob]],
     ) -> ModelRunnerOutput:
-        """`logits` has one row per request."""
-        token_ids = self._sampler.sample(
-            logits,
-            [
-                Choice(r.key, r.sampling, r.prompt_token_ids, r.output_token_ids, r.eos_token_ids)
-                for r in requests
-            ],
-        )
-        chosen = {r.key: token_id for r, token_id in zip(requests, token_ids, strict=True)}
+        """`logits` has one row per choice."""
+        token_ids = self._sampler.sample(logits, choices)
         rows, wanted, counts = [], [], []
-        for row, request in enumerate(requests):
-            if request.sampling.logprobs is not None:
+        for row, choice in enumerate(choices):
+            if choice.params.logprobs is not None:
                 rows.append(row)
-                wanted.append(request.key)
-                counts.append(request.sampling.logprobs)
-        logprobs = token_logprobs(logits[rows], [chosen[key] for key in wanted], counts)
+                wanted.append(choice.key)
+                counts.append(choice.params.logprobs)
+        logprobs = token_logprobs(logits[rows], [token_ids[row] for row in rows], counts)
         return ModelRunnerOutput(
-            step, chosen, dict(zip(wanted, logprobs, strict=True)), prompt_logprobs
+            step,
+            {choice.key: token_id for choice, token_id in zip(choices, token_ids, strict=True)},
+            dict(zip(wanted, logprobs, strict=True)),
+            prompt_logprobs,
         )
+
+
+def _choice(request: ScheduledRequest, number: int) -> Choice:
+    """What chooses the token of one of a request's samples."""
+    return Choice(
+        sample_key(request.key, number),
+        request.sampling,
+        request.prompt_token_ids,
+        request.output_token_ids,
+        request.eos_token_ids,
+        request.sample_index + number,
+    )
 
 
 def _prompt_logprobs(rows: torch.Tensor, request: ScheduledRequest) -> list[TokenLogprob]:

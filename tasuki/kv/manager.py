@@ -134,15 +134,15 @@ class KVCacheManager:
             self._copies.append(BlockCopy(known.block_ids[-1], fresh[0]))
         return True
 
-    def fork(self, parent: Request, child: Request) -> bool:
-        """Give `child`, which knows at least what `parent` has computed, the parent's blocks: full
-        ones are shared, the last partial one is copied. False, and nothing held, when there is no
-        block for the copy.
+    def fork(self, parent: Request, child: Request, num_tokens: int, positions: int) -> bool:
+        """Give `child`, whose first `num_tokens` tokens are those the parent has computed, the
+        blocks of these: full ones are shared, the last partial one is copied. Fresh ones follow,
+        to cover `positions`. False, and nothing held, when there are too few.
         """
         assert child.key not in self._tables
-        full, tail = divmod(parent.num_computed_tokens, self._block_size)
+        full, tail = divmod(num_tokens, self._block_size)
         table = self._tables[parent.key]
-        fresh = self.pool.allocate(1 if tail else 0)
+        fresh = self.pool.allocate(self.layout.blocks_for(max(num_tokens, positions)) - full)
         if fresh is None:
             return False
         for block_id in table[:full]:

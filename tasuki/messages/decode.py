@@ -51,17 +51,18 @@ class FirstTokenParts(Message, frozen=True):
 class TokensEvent(Message, frozen=True):
     """Output tokens that became ready together."""
 
-    index: int  # of the first one among the request's output tokens
+    index: int  # of the first one among the output tokens of its sample
     token_ids: list[int]
     offsets: list[float]  # seconds since this worker saw the request, one per token
     # one per token if asked for, else none
     logprobs: list[TokenLogprob] = msgspec.field(default_factory=list)
-    # with index 0 only
+    # with the first token of the first sample only
     parts: FirstTokenParts | None = None
     cached_tokens: int = 0  # as in FinishedEvent: a text stop ends a request before that one comes
     computed_prompt_tokens: int = 0  # likewise
     # of every prompt token but the first, if asked for
     prompt_logprobs: list[TokenLogprob] = msgspec.field(default_factory=list)
+    sample_index: int = 0
 
 
 class HandoffTimings(Message, frozen=True):
@@ -76,6 +77,8 @@ class HandoffTimings(Message, frozen=True):
 
 
 class FinishedEvent(Message, frozen=True):
+    """The end of one sample; with that of the last one the stream ends."""
+
     finish_reason: FinishReason
     prompt_tokens: int
     output_tokens: int
@@ -84,6 +87,8 @@ class FinishedEvent(Message, frozen=True):
     handoff: HandoffTimings
     preemptions: int = 0
     stop_token_id: int | None = None  # the one of the request's stop tokens that ended it
+    sample_index: int = 0
+    samples_left: int = 0  # how many others go on
 
 
 class FailedEvent(Message, frozen=True):

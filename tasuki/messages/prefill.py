@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tasuki.messages.base import FinishReason, Message
+from tasuki.messages.base import Message
 from tasuki.messages.decode import FailedEvent
 from tasuki.messages.sampling import SamplingParams, TokenLogprob
 
@@ -33,12 +33,12 @@ class ProgressEvent(Message, frozen=True):
 
 
 class FirstTokenEvent(Message, frozen=True):
-    token_id: int
-    finish_reason: FinishReason | None  # set when the first token is also the last
+    token_ids: list[int]  # one for each sample
     cached_tokens: int
     queue_seconds: float  # accepted -> first scheduled
     compute_seconds: float  # first scheduled -> first token sampled
-    logprob: TokenLogprob | None = None  # of the token, if asked for
+    # one for each of these tokens if asked for, else none
+    logprobs: list[TokenLogprob] = msgspec.field(default_factory=list)
     # of every prompt token but the first, if asked for
     prompt_logprobs: list[TokenLogprob] = msgspec.field(default_factory=list)
 

@@ -15,6 +15,7 @@ from tasuki.messages.base import Message
 
 MAX_LOGIT_BIASES = 1024
 MAX_STOP_TOKENS = 64
+MAX_SAMPLES = 64
 MAX_ALTERNATIVES = 20  # of `logprobs` and `prompt_logprobs`
 MAX_ANSWER_VALUES = 1 << 20  # keeps all logprobs of a prompt within one message of 16 MiB
 VALUES_OF_A_TOKEN = 3  # what a token costs there beside its alternatives
@@ -29,7 +30,8 @@ class SamplingParams(Message, frozen=True):
     All counts start at the end of the original prompt, on whichever worker a token is chosen.
     """
 
-    max_tokens: int = 128
+    n: int = 1  # samples: outputs of their own, which share the prompt and its KV
+    max_tokens: int = 128  # of each sample, as all below
     min_tokens: int = 0  # neither EOS nor a stop token comes before so many tokens
     temperature: float = 0.0  # 0 is greedy
     top_k: int = 0  # 0: no limit
@@ -79,6 +81,12 @@ class TokenLogprob(Message, frozen=True):
 
 def require_valid(sampling: SamplingParams) -> None:
     """Raise InvalidRequestError naming the first value that makes no sense for any model."""
+    _require("n", sampling.n, 1, MAX_SAMPLES)
+    if sampling.n > 1 and sampling.temperature == 0:
+        raise InvalidRequestError(
+            f"n is {sampling.n} and temperature 0, which makes all samples the same; expected a "
+            "temperature above 0, or n = 1"
+        )
     _require("max_tokens", sampling.max_tokens, 1, None)
     if not 0 <= sampling.min_tokens <= sampling.max_tokens:
         raise InvalidRequestError(

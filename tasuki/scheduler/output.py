@@ -30,6 +30,8 @@ class ScheduledRequest(msgspec.Struct, frozen=True, gc=False):
     prompt_token_ids: Sequence[int]
     output_token_ids: Sequence[int]
     eos_token_ids: frozenset[int]
+    sample_index: int = 0  # of the first token chosen
+    num_choices: int = 1  # one token, or the first one of each sample of the request
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,9 @@ class SchedulerOutput:
 
 @dataclass(frozen=True)
 class ModelRunnerOutput:
-    """Sampled tokens by request key; a result for another step than the live one is stale."""
+    """Sampled tokens by request key, or `sample_key`; a result for another step than the live one
+    is stale.
+    """
 
     step: int
     token_ids: dict[int, int] = field(default_factory=dict)

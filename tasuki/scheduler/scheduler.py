@@ -31,6 +31,7 @@ from tasuki.scheduler.output import (
     ScheduledRequest,
     SchedulerOutput,
 )
+from tasuki.scheduler.results import take_result
 from tasuki.scheduler.step_plan import StepPlan
 from tasuki.scheduler.waiting_queue import WaitingQueue
 
@@ -102,27 +103,49 @@ class Scheduler:
         return len(self.running) + len(self.reserved)
 
     def adopt(self, request: Request) -> None:
-        """Take a request that already holds blocks: it goes ahead of everything that waits."""
+        """Take a request that already holds blocks: it goes ahead of everything that waits. It may
+        be over: then its other samples go on from its blocks.
+        """
         assert self.blocks.table(request.key)
         self.reserved.discard(request.key)
         self._enter(request)
         request.status = RequestStatus.RUNNING
         self.running.append(request)
+        self._branch(request)
+        if request.finish_reason is not None:
+            self.cancel(request, request.finish_reason)
 
-    def fork(self, parent: Request, child: Request) -> None:
-        """Add a request that knows all that `parent` has computed: it shares the parent's blocks,
-        or, if there is no block or no room for it now, waits at the head of the queue.
+    def fork(self, parent: Request, child: Request, num_tokens: int) -> None:
+        """Add a request whose first `num_tokens` tokens are those that `parent` has computed: it
+        shares the parent's blocks, or, if there is no block or no room for it now, waits at the
+        head of the queue.
         """
         assert parent.status is RequestStatus.RUNNING
+        assert num_tokens <= parent.num_computed_tokens
         self._enter(child)
         child.queued = parent.queued
-        if self._holders < self.config.max_running and self.blocks.fork(parent, child):
-            child.num_computed_tokens = parent.num_computed_tokens
+        needed = self._positions_to_hold(child, num_tokens)
+        has_seat = self._holders < self.config.max_running
+        if has_seat and self.blocks.fork(parent, child, num_tokens, needed):
+            child.num_computed_tokens = num_tokens
             child.status = RequestStatus.RUNNING
             self.running.append(child)
         else:
             child.status = RequestStatus.WAITING
             self.waiting.push_front(child)
+
+    def _branch(self, request: Request) -> None:
+        """Let the samples of a request go their own ways as soon as their prompt is computed; where
+        the request is over before, one of them takes its place.
+        """
+        parked = request.parked_samples
+        shared = min(request.num_computed_tokens, request.prompt_len)
+        if not parked or (shared < request.prompt_len and request.finish_reason is None):
+            return
+        if shared < request.prompt_len:
+            parked = [request.heir()]
+        for sample in reversed(parked):  # those that find no room queue up in order
+            self.fork(request, sample, shared)
 
     def _enter(self, request: Request) -> None:
         assert request.status is not RequestStatus.FINISHED
@@ -208,7 +231,7 @@ class Scheduler:
             if request is None:  # ended meanwhile
                 self.stale_results += 1
                 continue
-            updates.append(self._advance(request, entry, result))
+            updates += self._advance(request, entry, result)
             ended = ended or request.finish_reason is not None
         while self._retired:
             self.blocks.free(self._retired.pop())
@@ -330,26 +353,15 @@ class Scheduler:
 
     def _advance(
         self, request: Request, entry: ScheduledRequest, result: ModelRunnerOutput
-    ) -> RequestUpdate:
-        done, start = len(entry.token_ids), entry.num_computed_tokens
-        prompt_left = len(request.prompt_token_ids) - start
-        if prompt_left > 0:
-            request.computed_prompt_tokens += min(done, prompt_left)
-            request.add_prompt_logprobs(result.prompt_logprobs.get(entry.key, ()))
-        request.num_computed_tokens = start + done
-        if start % self._block_size + done >= self._block_size:
+    ) -> list[RequestUpdate]:
+        updates = take_result(request, entry, result, self.config.max_model_len)
+        if entry.num_computed_tokens % self._block_size + len(entry.token_ids) >= self._block_size:
             self.blocks.publish(request)
-        if not entry.samples:
-            return RequestUpdate(request, [])
-        token_id = result.token_ids[entry.key]
-        request.append(token_id, self.config.max_model_len)
+        if request.other_samples:
+            self._branch(request)
         if request.finish_reason is not None:
             self._end(request, request.finish_reason)
-        logprob = result.logprobs.get(entry.key)
-        if logprob is None and request.prompt_logprobs is None:
-            return RequestUpdate(request, [token_id])
-        logprobs = [] if logprob is None else [logprob]
-        return RequestUpdate(request, [token_id], logprobs, request.take_prompt_logprobs())
+        return updates
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         request.status = RequestStatus.FINISHED

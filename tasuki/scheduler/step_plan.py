@@ -39,6 +39,8 @@ class StepPlan:
             request.prompt_token_ids,
             output,
             request.eos_token_ids,
+            request.sample_index,
+            1 if single else request.num_choices,
         )
 
     def next_victim(self, running: Sequence[Request]) -> Request:

@@ -31,7 +31,13 @@ from tasuki.server.mailbox import Mailbox
 from tasuki.server.status import to_error_status
 
 AnyEvent: TypeAlias = DecodeEvent | PrefillEvent
-LAST_EVENTS = (FinishedEvent, FailedEvent, PrefillDoneEvent)
+
+
+def is_last(event: AnyEvent) -> bool:
+    """Whether its stream ends with it."""
+    if isinstance(event, FinishedEvent):
+        return event.samples_left == 0
+    return isinstance(event, FailedEvent | PrefillDoneEvent)
 
 
 class RequestStream:
@@ -46,7 +52,7 @@ class RequestStream:
     def put(self, events: Sequence[AnyEvent]) -> None:
         """Add events; what comes after the last one is dropped."""
         for count, event in enumerate(events, 1):
-            if isinstance(event, LAST_EVENTS):
+            if is_last(event):
                 self.ended = True
                 events = events[:count]
                 break
@@ -116,17 +122,27 @@ def _by_stream(events: Sequence[StreamEvent]) -> dict[int, list[AnyEvent]]:
 
 
 def merge_tokens(events: Sequence[AnyEvent]) -> list[AnyEvent]:
-    """Join neighbouring token events: tokens that are ready together travel in one message."""
+    """Join token events of a sample: tokens that are ready together travel in one message."""
     merged: list[AnyEvent] = []
+    place: dict[int, int] = {}  # in `merged`, by sample: where its next tokens can be added
     for event in events:
-        last = merged[-1] if merged else None
-        if isinstance(event, TokensEvent) and isinstance(last, TokensEvent):
-            merged[-1] = msgspec.structs.replace(  # all else belongs to the first of them
-                last,
-                token_ids=last.token_ids + event.token_ids,
-                offsets=last.offsets + event.offsets,
-                logprobs=last.logprobs + event.logprobs,
-            )
+        if not isinstance(event, TokensEvent):
+            place.clear()
+        elif event.sample_index in place:
+            at = place[event.sample_index]
+            merged[at] = _joined(merged[at], event)
+            continue
         else:
-            merged.append(event)
+            place[event.sample_index] = len(merged)
+        merged.append(event)
     return merged
+
+
+def _joined(first: AnyEvent, second: TokensEvent) -> TokensEvent:
+    assert isinstance(first, TokensEvent)
+    return msgspec.structs.replace(  # all else belongs to the first of them
+        first,
+        token_ids=first.token_ids + second.token_ids,
+        offsets=first.offsets + second.offsets,
+        logprobs=first.logprobs + second.logprobs,
+    )

@@ -18,7 +18,6 @@ from tasuki.messages import (
     MAX_PROFILE_STEPS,
     CaptureProfile,
     FailedEvent,
-    FinishedEvent,
     FinishReason,
     PrefillDoneEvent,
     ProfileCaptured,
@@ -28,7 +27,7 @@ from tasuki.messages import (
 )
 from tasuki.server.engine_commands import EngineCommands
 from tasuki.server.link_streams import LinkStreams
-from tasuki.server.request_streams import RequestStream, RequestStreams
+from tasuki.server.request_streams import RequestStream, RequestStreams, is_last
 from tasuki.server.status import error_from_status
 from tasuki.server.watch import WatchStreams
 from tasuki.server.worker_state import WorkerState, limit_timeout
@@ -167,7 +166,7 @@ async def carry(stream: RequestStream, context: CallContext, encode: Encode) -> 
                     return
                 case _:
                     await context.write(encode(event))
-                    if isinstance(event, FinishedEvent):
+                    if is_last(event):
                         return
 
 

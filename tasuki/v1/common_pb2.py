@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16tasuki/v1/common.proto\x12\ttasuki.v1\"\xfd\x04\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x0btemperature\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x11\n\x04seed\x18\x03 \x01(\x04H\x02\x88\x01\x01\x12\x12\n\nignore_eos\x18\x04 \x01(\x08\x12\x12\n\nmin_tokens\x18\x05 \x01(\r\x12\x12\n\x05top_k\x18\x06 \x01(\rH\x03\x88\x01\x01\x12\x12\n\x05top_p\x18\x07 \x01(\x01H\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\x08 \x01(\x01H\x05\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\t \x01(\x01H\x06\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\n \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x0b \x01(\x01\x12<\n\nlogit_bias\x18\x0c \x03(\x0b\x32(.tasuki.v1.SamplingParams.LogitBiasEntry\x12\x16\n\x0estop_token_ids\x18\r \x03(\r\x12\x0c\n\x04stop\x18\x0e \x03(\t\x12\"\n\x1ainclude_stop_str_in_output\x18\x0f \x01(\x08\x12\x15\n\x08logprobs\x18\x10 \x01(\rH\x07\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x11 \x01(\rH\x08\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x07\n\x05_seedB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"l\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x15\n\rtop_token_ids\x18\x04 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x05 \x03(\x01\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\x16\n\x14GetServerInfoRequest\"\x81\x03\n\x15GetServerInfoResponse\x12\x1d\n\x04role\x18\x01 \x01(\x0e\x32\x0f.tasuki.v1.Role\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x14\n\x0cworker_epoch\x18\x03 \x01(\x06\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\r\x12\x12\n\nengine_pid\x18\x06 \x01(\r\x12\x17\n\x0fmetrics_address\x18\x07 \x01(\t\x12<\n\x06\x63onfig\x18\x08 \x03(\x0b\x32,.tasuki.v1.GetServerInfoResponse.ConfigEntry\x12:\n\x05\x66\x61\x63ts\x18\t \x03(\x0b\x32+.tasuki.v1.GetServerInfoResponse.FactsEntry\x1a-\n\x0b\x43onfigEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a,\n\nFactsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x19\n\x17ResetPrefixCacheRequest\"*\n\x18ResetPrefixCacheResponse\x12\x0e\n\x06\x62locks\x18\x01 \x01(\x04*\xb1\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x1a\n\x16\x46INISH_REASON_DEADLINE\x10\x04\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x05*P\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02\x12\x0f\n\x0bROLE_ROUTER\x10\x03\x32\xb9\x01\n\x06Server\x12R\n\rGetServerInfo\x12\x1f.tasuki.v1.GetServerInfoRequest\x1a .tasuki.v1.GetServerInfoResponse\x12[\n\x10ResetPrefixCache\x12\".tasuki.v1.ResetPrefixCacheRequest\x1a#.tasuki.v1.ResetPrefixCacheResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16tasuki/v1/common.proto\x12\ttasuki.v1\"\x93\x05\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x0btemperature\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x11\n\x04seed\x18\x03 \x01(\x04H\x02\x88\x01\x01\x12\x12\n\nignore_eos\x18\x04 \x01(\x08\x12\x12\n\nmin_tokens\x18\x05 \x01(\r\x12\x12\n\x05top_k\x18\x06 \x01(\rH\x03\x88\x01\x01\x12\x12\n\x05top_p\x18\x07 \x01(\x01H\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\x08 \x01(\x01H\x05\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\t \x01(\x01H\x06\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\n \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x0b \x01(\x01\x12<\n\nlogit_bias\x18\x0c \x03(\x0b\x32(.tasuki.v1.SamplingParams.LogitBiasEntry\x12\x16\n\x0estop_token_ids\x18\r \x03(\r\x12\x0c\n\x04stop\x18\x0e \x03(\t\x12\"\n\x1ainclude_stop_str_in_output\x18\x0f \x01(\x08\x12\x15\n\x08logprobs\x18\x10 \x01(\rH\x07\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x11 \x01(\rH\x08\x88\x01\x01\x12\x0e\n\x01n\x18\x12 \x01(\rH\t\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x07\n\x05_seedB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\x04\n\x02_n\"l\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x15\n\rtop_token_ids\x18\x04 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x05 \x03(\x01\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\x16\n\x14GetServerInfoRequest\"\x81\x03\n\x15GetServerInfoResponse\x12\x1d\n\x04role\x18\x01 \x01(\x0e\x32\x0f.tasuki.v1.Role\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x14\n\x0cworker_epoch\x18\x03 \x01(\x06\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\r\x12\x12\n\nengine_pid\x18\x06 \x01(\r\x12\x17\n\x0fmetrics_address\x18\x07 \x01(\t\x12<\n\x06\x63onfig\x18\x08 \x03(\x0b\x32,.tasuki.v1.GetServerInfoResponse.ConfigEntry\x12:\n\x05\x66\x61\x63ts\x18\t \x03(\x0b\x32+.tasuki.v1.GetServerInfoResponse.FactsEntry\x1a-\n\x0b\x43onfigEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a,\n\nFactsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x19\n\x17ResetPrefixCacheRequest\"*\n\x18ResetPrefixCacheResponse\x12\x0e\n\x06\x62locks\x18\x01 \x01(\x04*\xb1\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x1a\n\x16\x46INISH_REASON_DEADLINE\x10\x04\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x05*P\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02\x12\x0f\n\x0bROLE_ROUTER\x10\x03\x32\xb9\x01\n\x06Server\x12R\n\rGetServerInfo\x12\x1f.tasuki.v1.GetServerInfoRequest\x1a .tasuki.v1.GetServerInfoResponse\x12[\n\x10ResetPrefixCache\x12\".tasuki.v1.ResetPrefixCacheRequest\x1a#.tasuki.v1.ResetPrefixCacheResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,30 +37,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSERVERINFORESPONSE_CONFIGENTRY']._serialized_options = b'8\001'
   _globals['_GETSERVERINFORESPONSE_FACTSENTRY']._loaded_options = None
   _globals['_GETSERVERINFORESPONSE_FACTSENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=1353
-  _globals['_FINISHREASON']._serialized_end=1530
-  _globals['_ROLE']._serialized_start=1532
-  _globals['_ROLE']._serialized_end=1612
+  _globals['_FINISHREASON']._serialized_start=1375
+  _globals['_FINISHREASON']._serialized_end=1552
+  _globals['_ROLE']._serialized_start=1554
+  _globals['_ROLE']._serialized_end=1634
   _globals['_SAMPLINGPARAMS']._serialized_start=38
-  _globals['_SAMPLINGPARAMS']._serialized_end=675
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=501
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=549
-  _globals['_TOKENLOGPROB']._serialized_start=677
-  _globals['_TOKENLOGPROB']._serialized_end=785
-  _globals['_USAGE']._serialized_start=787
-  _globals['_USAGE']._serialized_end=867
-  _globals['_GETSERVERINFOREQUEST']._serialized_start=869
-  _globals['_GETSERVERINFOREQUEST']._serialized_end=891
-  _globals['_GETSERVERINFORESPONSE']._serialized_start=894
-  _globals['_GETSERVERINFORESPONSE']._serialized_end=1279
-  _globals['_GETSERVERINFORESPONSE_CONFIGENTRY']._serialized_start=1188
-  _globals['_GETSERVERINFORESPONSE_CONFIGENTRY']._serialized_end=1233
-  _globals['_GETSERVERINFORESPONSE_FACTSENTRY']._serialized_start=1235
-  _globals['_GETSERVERINFORESPONSE_FACTSENTRY']._serialized_end=1279
-  _globals['_RESETPREFIXCACHEREQUEST']._serialized_start=1281
-  _globals['_RESETPREFIXCACHEREQUEST']._serialized_end=1306
-  _globals['_RESETPREFIXCACHERESPONSE']._serialized_start=1308
-  _globals['_RESETPREFIXCACHERESPONSE']._serialized_end=1350
-  _globals['_SERVER']._serialized_start=1615
-  _globals['_SERVER']._serialized_end=1800
+  _globals['_SAMPLINGPARAMS']._serialized_end=697
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=517
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=565
+  _globals['_TOKENLOGPROB']._serialized_start=699
+  _globals['_TOKENLOGPROB']._serialized_end=807
+  _globals['_USAGE']._serialized_start=809
+  _globals['_USAGE']._serialized_end=889
+  _globals['_GETSERVERINFOREQUEST']._serialized_start=891
+  _globals['_GETSERVERINFOREQUEST']._serialized_end=913
+  _globals['_GETSERVERINFORESPONSE']._serialized_start=916
+  _globals['_GETSERVERINFORESPONSE']._serialized_end=1301
+  _globals['_GETSERVERINFORESPONSE_CONFIGENTRY']._serialized_start=1210
+  _globals['_GETSERVERINFORESPONSE_CONFIGENTRY']._serialized_end=1255
+  _globals['_GETSERVERINFORESPONSE_FACTSENTRY']._serialized_start=1257
+  _globals['_GETSERVERINFORESPONSE_FACTSENTRY']._serialized_end=1301
+  _globals['_RESETPREFIXCACHEREQUEST']._serialized_start=1303
+  _globals['_RESETPREFIXCACHEREQUEST']._serialized_end=1328
+  _globals['_RESETPREFIXCACHERESPONSE']._serialized_start=1330
+  _globals['_RESETPREFIXCACHERESPONSE']._serialized_end=1372
+  _globals['_SERVER']._serialized_start=1637
+  _globals['_SERVER']._serialized_end=1822
 # @@protoc_insertion_point(module_scope)

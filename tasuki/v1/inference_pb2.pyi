@@ -192,7 +192,7 @@ Global___Slo: _TypeAlias = Slo  # noqa: Y015
 
 @_typing.final
 class GenerateResponse(_message.Message):
-    """Tokens that became ready together; the last message carries the end."""
+    """Tokens of one sample that became ready together; the sample's last message carries its end."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -209,18 +209,21 @@ class GenerateResponse(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_ID_FIELD_NUMBER: _builtins.int
     STOP_STRING_FIELD_NUMBER: _builtins.int
+    SAMPLE_INDEX_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's name."""
     index: _builtins.int
-    """Index of the first token of this message among the output tokens."""
+    """Index of the first token of this message among the output tokens of its sample."""
     text: _builtins.str
     """Text that became certain with these tokens."""
     finish_reason: _common_pb2.FinishReason.ValueType
-    """Set on the last message only."""
+    """Set on the last message of each sample."""
     stop_token_id: _builtins.int
     """One of its stop_token_ids."""
     stop_string: _builtins.str
     """One of its stop strings."""
+    sample_index: _builtins.int
+    """Which of the request's samples."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """New output tokens."""
@@ -231,15 +234,15 @@ class GenerateResponse(_message.Message):
 
     @_builtins.property
     def usage(self) -> _common_pb2.Usage:
-        """Set on the last message only."""
+        """Of this sample; set on its last message."""
 
     @_builtins.property
     def timings(self) -> Global___Timings:
-        """Set on the last message only."""
+        """Of the whole request; set on the last message of the stream."""
 
     @_builtins.property
     def placement(self) -> Global___PlacementInfo:
-        """Set on the last message only."""
+        """Set on the last message of the stream."""
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprob]:
@@ -247,7 +250,7 @@ class GenerateResponse(_message.Message):
 
     @_builtins.property
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprob]:
-        """With index 0 only: one per prompt token but the first, if asked for."""
+        """With the first token of sample 0 only: one per prompt token but the first, if asked for."""
 
     def __init__(
         self,
@@ -265,10 +268,11 @@ class GenerateResponse(_message.Message):
         prompt_logprobs: _abc.Iterable[_common_pb2.TokenLogprob] | None = ...,
         stop_token_id: _builtins.int = ...,
         stop_string: _builtins.str = ...,
+        sample_index: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["placement", b"placement", "stop_reason", b"stop_reason", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "placement", b"placement", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "stop_reason", b"stop_reason", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "text", b"text", "timings", b"timings", "token_ids", b"token_ids", "token_offsets", b"token_offsets", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "placement", b"placement", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "sample_index", b"sample_index", "stop_reason", b"stop_reason", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "text", b"text", "timings", b"timings", "token_ids", b"token_ids", "token_offsets", b"token_offsets", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_stop_reason: _TypeAlias = _typing.Literal["stop_token_id", "stop_string"]  # noqa: Y015
     _WhichOneofArgType_stop_reason: _TypeAlias = _typing.Literal["stop_reason", b"stop_reason"]  # noqa: Y015
@@ -343,7 +347,7 @@ class Timings(_message.Message):
     ttft: _builtins.float
     """Arrival at the router until the first token left it."""
     tpot: _builtins.float
-    """(last - first) / (n - 1) at the router; 0 for one token."""
+    """(last - first) / (tokens - 1) at the router; 0 for one token. Of several samples, the slowest."""
     e2e: _builtins.float
     """Arrival at the router until the last token left it."""
     queue: _builtins.float

@@ -235,7 +235,7 @@ Global___Fallback: _TypeAlias = Fallback  # noqa: Y015
 
 @_typing.final
 class Tokens(_message.Message):
-    """Output tokens that became ready together."""
+    """Output tokens of one sample that became ready together."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -247,12 +247,15 @@ class Tokens(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     COMPUTED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    SAMPLE_INDEX_FIELD_NUMBER: _builtins.int
     index: _builtins.int
-    """Index of the first one among the output tokens."""
+    """Index of the first one among the output tokens of the sample."""
     cached_tokens: _builtins.int
-    """With index 0 only: prompt tokens found in a prefix cache."""
+    """With the first token of sample 0 only: prompt tokens found in a prefix cache."""
     computed_prompt_tokens: _builtins.int
-    """With index 0 only: prompt tokens that were computed here."""
+    """With the first token of sample 0 only: prompt tokens that were computed here."""
+    sample_index: _builtins.int
+    """Which sample."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The tokens."""
@@ -263,7 +266,7 @@ class Tokens(_message.Message):
 
     @_builtins.property
     def parts(self) -> Global___FirstTokenParts:
-        """With index 0 only: where the time to the first token went."""
+        """With the first token of sample 0 only: where the time to it went."""
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprob]:
@@ -271,7 +274,7 @@ class Tokens(_message.Message):
 
     @_builtins.property
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprob]:
-        """With index 0 only: one per prompt token but the first, if asked for."""
+        """With the first token of sample 0 only: one per prompt token but the first, if asked for."""
 
     def __init__(
         self,
@@ -284,10 +287,11 @@ class Tokens(_message.Message):
         prompt_logprobs: _abc.Iterable[_common_pb2.TokenLogprob] | None = ...,
         cached_tokens: _builtins.int = ...,
         computed_prompt_tokens: _builtins.int = ...,
+        sample_index: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["parts", b"parts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "computed_prompt_tokens", b"computed_prompt_tokens", "index", b"index", "logprobs", b"logprobs", "offsets", b"offsets", "parts", b"parts", "prompt_logprobs", b"prompt_logprobs", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "computed_prompt_tokens", b"computed_prompt_tokens", "index", b"index", "logprobs", b"logprobs", "offsets", b"offsets", "parts", b"parts", "prompt_logprobs", b"prompt_logprobs", "sample_index", b"sample_index", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -329,7 +333,7 @@ Global___FirstTokenParts: _TypeAlias = FirstTokenParts  # noqa: Y015
 
 @_typing.final
 class Finished(_message.Message):
-    """The end of a request on a decode worker."""
+    """The end of one sample of a request on a decode worker."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -344,6 +348,8 @@ class Finished(_message.Message):
     TRANSFER_BLOCKS_FIELD_NUMBER: _builtins.int
     PREEMPTIONS_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_ID_FIELD_NUMBER: _builtins.int
+    SAMPLE_INDEX_FIELD_NUMBER: _builtins.int
+    SAMPLES_LEFT_FIELD_NUMBER: _builtins.int
     finish_reason: _common_pb2.FinishReason.ValueType
     """Why it ended."""
     computed_prompt_tokens: _builtins.int
@@ -364,6 +370,10 @@ class Finished(_message.Message):
     """Times it was preempted."""
     stop_token_id: _builtins.int
     """The stop token that ended it; unset for an end-of-sequence token."""
+    sample_index: _builtins.int
+    """Which sample."""
+    samples_left: _builtins.int
+    """How many other samples go on; after the last one's end the stream ends."""
     @_builtins.property
     def usage(self) -> _common_pb2.Usage:
         """Token counts."""
@@ -382,10 +392,12 @@ class Finished(_message.Message):
         transfer_blocks: _builtins.int = ...,
         preemptions: _builtins.int = ...,
         stop_token_id: _builtins.int | None = ...,
+        sample_index: _builtins.int = ...,
+        samples_left: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "commit_wait", b"commit_wait", "computed_prompt_tokens", b"computed_prompt_tokens", "exposed_transfer", b"exposed_transfer", "finish_reason", b"finish_reason", "first_decode", b"first_decode", "preemptions", b"preemptions", "stop_token_id", b"stop_token_id", "transfer", b"transfer", "transfer_blocks", b"transfer_blocks", "transfer_bytes", b"transfer_bytes", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "commit_wait", b"commit_wait", "computed_prompt_tokens", b"computed_prompt_tokens", "exposed_transfer", b"exposed_transfer", "finish_reason", b"finish_reason", "first_decode", b"first_decode", "preemptions", b"preemptions", "sample_index", b"sample_index", "samples_left", b"samples_left", "stop_token_id", b"stop_token_id", "transfer", b"transfer", "transfer_blocks", b"transfer_blocks", "transfer_bytes", b"transfer_bytes", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__stop_token_id: _TypeAlias = _typing.Literal["stop_token_id"]  # noqa: Y015
     _WhichOneofArgType__stop_token_id: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id"]  # noqa: Y015
@@ -484,7 +496,7 @@ class PrefillEvent(_message.Message):
 
     @_builtins.property
     def first_token(self) -> Global___FirstToken:
-        """All of it is computed, and the first token is known."""
+        """All of it is computed, and the first token of each sample is known."""
 
     def __init__(
         self,
@@ -549,21 +561,16 @@ Global___Progress: _TypeAlias = Progress  # noqa: Y015
 
 @_typing.final
 class FirstToken(_message.Message):
-    """The first output token."""
+    """The first output token of each sample."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    TOKEN_ID_FIELD_NUMBER: _builtins.int
-    FINISH_REASON_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     QUEUE_SECONDS_FIELD_NUMBER: _builtins.int
     COMPUTE_SECONDS_FIELD_NUMBER: _builtins.int
-    LOGPROB_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
-    token_id: _builtins.int
-    """The token."""
-    finish_reason: _common_pb2.FinishReason.ValueType
-    """Set when it is also the last one."""
     cached_tokens: _builtins.int
     """Prompt tokens found in the prefill worker's prefix cache."""
     queue_seconds: _builtins.float
@@ -571,8 +578,12 @@ class FirstToken(_message.Message):
     compute_seconds: _builtins.float
     """Seconds from first scheduled until the token was sampled."""
     @_builtins.property
-    def logprob(self) -> _common_pb2.TokenLogprob:
-        """How likely the token was, if asked for."""
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The tokens, one per sample."""
+
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprob]:
+        """How likely the tokens were, one each, if asked for."""
 
     @_builtins.property
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprob]:
@@ -581,17 +592,16 @@ class FirstToken(_message.Message):
     def __init__(
         self,
         *,
-        token_id: _builtins.int = ...,
-        finish_reason: _common_pb2.FinishReason.ValueType = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
         cached_tokens: _builtins.int = ...,
         queue_seconds: _builtins.float = ...,
         compute_seconds: _builtins.float = ...,
-        logprob: _common_pb2.TokenLogprob | None = ...,
+        logprobs: _abc.Iterable[_common_pb2.TokenLogprob] | None = ...,
         prompt_logprobs: _abc.Iterable[_common_pb2.TokenLogprob] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "compute_seconds", b"compute_seconds", "finish_reason", b"finish_reason", "logprob", b"logprob", "prompt_logprobs", b"prompt_logprobs", "queue_seconds", b"queue_seconds", "token_id", b"token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "compute_seconds", b"compute_seconds", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "queue_seconds", b"queue_seconds", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,6 +24,7 @@ from tasuki.wire import values
 from tasuki.wire.sampling import (
     logprobs_from_proto,
     logprobs_to_proto,
+    require_logprobs,
     sampling_from_proto,
     sampling_to_proto,
 )
@@ -103,6 +104,7 @@ def _tokens_to_proto(event: TokensEvent) -> worker_pb2.Tokens:
         prompt_logprobs=logprobs_to_proto(event.prompt_logprobs),
         cached_tokens=event.cached_tokens,
         computed_prompt_tokens=event.computed_prompt_tokens,
+        sample_index=event.sample_index,
     )
 
 
@@ -112,11 +114,7 @@ def _tokens_from_proto(tokens: worker_pb2.Tokens) -> TokensEvent:
             f"{len(tokens.token_ids)} tokens came with {len(tokens.offsets)} offsets; "
             "expected one each"
         )
-    if len(tokens.logprobs) not in (0, len(tokens.token_ids)):
-        raise InvalidRequestError(
-            f"{len(tokens.token_ids)} tokens came with {len(tokens.logprobs)} logprobs; "
-            "expected one each, or none"
-        )
+    require_logprobs(len(tokens.token_ids), len(tokens.logprobs))
     return TokensEvent(
         index=tokens.index,
         token_ids=list(tokens.token_ids),
@@ -126,6 +124,7 @@ def _tokens_from_proto(tokens: worker_pb2.Tokens) -> TokensEvent:
         prompt_logprobs=logprobs_from_proto(tokens.prompt_logprobs),
         cached_tokens=tokens.cached_tokens,
         computed_prompt_tokens=tokens.computed_prompt_tokens,
+        sample_index=tokens.sample_index,
     )
 
 
@@ -156,6 +155,8 @@ def _finished_to_proto(event: FinishedEvent) -> worker_pb2.Finished:
         transfer_blocks=handoff.blocks,
         preemptions=event.preemptions,
         stop_token_id=event.stop_token_id,
+        sample_index=event.sample_index,
+        samples_left=event.samples_left,
     )
 
 
@@ -180,6 +181,8 @@ def _finished_from_proto(finished: worker_pb2.Finished) -> FinishedEvent:
         handoff=handoff,
         preemptions=finished.preemptions,
         stop_token_id=finished.stop_token_id if finished.HasField("stop_token_id") else None,
+        sample_index=finished.sample_index,
+        samples_left=finished.samples_left,
     )
 
 

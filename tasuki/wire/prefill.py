@@ -17,6 +17,7 @@ from tasuki.wire import values
 from tasuki.wire.sampling import (
     logprobs_from_proto,
     logprobs_to_proto,
+    require_logprobs,
     sampling_from_proto,
     sampling_to_proto,
 )
@@ -71,12 +72,11 @@ def prefill_event_to_proto(event: WirePrefillEvent) -> worker_pb2.PrefillEvent:
             return worker_pb2.PrefillEvent(progress=progress)
         case FirstTokenEvent():
             first_token = worker_pb2.FirstToken(
-                token_id=event.token_id,
-                finish_reason=values.finish_reason_to_proto(event.finish_reason),
+                token_ids=event.token_ids,
                 cached_tokens=event.cached_tokens,
                 queue_seconds=event.queue_seconds,
                 compute_seconds=event.compute_seconds,
-                logprob=None if event.logprob is None else logprobs_to_proto([event.logprob])[0],
+                logprobs=logprobs_to_proto(event.logprobs),
                 prompt_logprobs=logprobs_to_proto(event.prompt_logprobs),
             )
             return worker_pb2.PrefillEvent(first_token=first_token)
@@ -89,17 +89,18 @@ def prefill_event_from_proto(event: worker_pb2.PrefillEvent) -> WirePrefillEvent
         case "progress":
             return ProgressEvent(computed_tokens=event.progress.computed_tokens)
         case "first_token":
-            first = event.first_token
-            return FirstTokenEvent(
-                token_id=first.token_id,
-                finish_reason=values.finish_reason_from_proto(first.finish_reason),
-                cached_tokens=first.cached_tokens,
-                queue_seconds=values.finite("queue_seconds", first.queue_seconds),
-                compute_seconds=values.finite("compute_seconds", first.compute_seconds),
-                logprob=logprobs_from_proto([first.logprob])[0]
-                if first.HasField("logprob")
-                else None,
-                prompt_logprobs=logprobs_from_proto(first.prompt_logprobs),
-            )
+            return _first_token_from_proto(event.first_token)
         case _:
             raise InvalidRequestError("a PrefillEvent holds no event; is the sender newer?")
+
+
+def _first_token_from_proto(first: worker_pb2.FirstToken) -> FirstTokenEvent:
+    require_logprobs(len(first.token_ids), len(first.logprobs))
+    return FirstTokenEvent(
+        token_ids=list(first.token_ids),
+        cached_tokens=first.cached_tokens,
+        queue_seconds=values.finite("queue_seconds", first.queue_seconds),
+        compute_seconds=values.finite("compute_seconds", first.compute_seconds),
+        logprobs=logprobs_from_proto(first.logprobs),
+        prompt_logprobs=logprobs_from_proto(first.prompt_logprobs),
+    )

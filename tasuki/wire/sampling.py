@@ -19,6 +19,7 @@ PLAIN = SamplingParams()
 
 def sampling_to_proto(sampling: SamplingParams) -> common_pb2.SamplingParams:
     return common_pb2.SamplingParams(
+        n=sampling.n,
         max_tokens=sampling.max_tokens,
         min_tokens=sampling.min_tokens,
         temperature=sampling.temperature,
@@ -54,6 +55,7 @@ def sampling_from_client(
     Raises InvalidRequestError for a value that makes no sense for any model.
     """
     read = SamplingParams(
+        n=sampling.n if sampling.HasField("n") else 1,
         max_tokens=max_tokens,
         min_tokens=sampling.min_tokens,
         temperature=_or(sampling, "temperature", defaults),
@@ -92,6 +94,14 @@ def logprobs_to_proto(logprobs: Iterable[TokenLogprob]) -> list[common_pb2.Token
         )
         for one in logprobs
     ]
+
+
+def require_logprobs(tokens: int, logprobs: int) -> None:
+    """Raise InvalidRequestError unless so many tokens came with so many logprobs, or with none."""
+    if logprobs not in (0, tokens):
+        raise InvalidRequestError(
+            f"{tokens} tokens came with {logprobs} logprobs; expected one each, or none"
+        )
 
 
 def logprobs_from_proto(logprobs: Iterable[common_pb2.TokenLogprob]) -> list[TokenLogprob]:

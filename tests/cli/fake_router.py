@@ -62,21 +62,27 @@ class FakeRouter(inference_pb2_grpc.InferenceServicer, common_pb2_grpc.ServerSer
             code, reason, words = self._error
             await context.abort(code, words, (("tasuki-reason", reason),))
         try:
+            samples = range(request.sampling.n or 1)
             for index, piece in enumerate(self._pieces):
-                response = inference_pb2.GenerateResponse(
-                    index=index, token_ids=[10 + index], text=piece
-                )
-                add_logprobs(response, request.sampling)
-                yield response
+                for sample in samples:
+                    response = inference_pb2.GenerateResponse(
+                        sample_index=sample, index=index, token_ids=[10 + index], text=piece
+                    )
+                    add_logprobs(response, request.sampling)
+                    yield response
             if self._endless:
                 await asyncio.Event().wait()
-            yield inference_pb2.GenerateResponse(
-                index=len(self._pieces),
-                finish_reason=common_pb2.FINISH_REASON_LENGTH,
-                usage=common_pb2.Usage(prompt_tokens=9, completion_tokens=len(self._pieces)),
-                timings=inference_pb2.Timings(**TIMINGS),
-                placement=inference_pb2.PlacementInfo(**PLACEMENT),
-            )
+            for sample in samples:
+                last = inference_pb2.GenerateResponse(
+                    sample_index=sample,
+                    index=len(self._pieces),
+                    finish_reason=common_pb2.FINISH_REASON_LENGTH,
+                    usage=common_pb2.Usage(prompt_tokens=9, completion_tokens=len(self._pieces)),
+                )
+                if sample == samples[-1]:
+                    last.timings.CopyFrom(inference_pb2.Timings(**TIMINGS))
+                    last.placement.CopyFrom(inference_pb2.PlacementInfo(**PLACEMENT))
+                yield last
         finally:
             self.ended.set()
 

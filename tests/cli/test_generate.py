@@ -74,7 +74,7 @@ async def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
 async def test_every_sampling_flag_is_sent() -> None:
     router = FakeRouter()
     flags = {
-        "max_tokens": 9, "min_tokens": 2, "temperature": 0.5, "top_k": 7, "top_p": 0.75,
+        "n": 1, "max_tokens": 9, "min_tokens": 2, "temperature": 0.5, "top_k": 7, "top_p": 0.75,
         "min_p": 0.25, "repetition_penalty": 1.5, "presence_penalty": 0.5,
         "frequency_penalty": -0.5, "logit_bias": "5:1.5", "seed": 3, "stop": "end",
         "stop_token_ids": "8,9", "logprobs": 0, "prompt_logprobs": 1,
@@ -108,6 +108,18 @@ async def test_logprobs_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
         "token_id": 10, "logprob": -0.25, "rank": 1, "top_logprobs": {"10": -0.25, "3": -1.5}
     }  # fmt: skip
     assert "prompt_logprobs" not in told
+
+
+async def test_samples_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    assert await generate(FakeRouter(), "Why?", "--n=2", "--temperature=1") == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("--- sample 1 ---\nHello\n--- sample 2 ---\nHello\n")
+    assert await generate(FakeRouter(), "Why?", "--n=2", "--temperature=1", "--json") == 0
+    answer = json.loads(capsys.readouterr().out)
+    usage = {"prompt_tokens": 9, "completion_tokens": 3, "cached_tokens": 0}
+    told = {"text": "Hello", "token_ids": [10, 11, 12], "finish_reason": "length"}
+    assert answer["samples"] == [told | {"stop_reason": None, "usage": usage}] * 2
+    assert answer["placement"] == PLACEMENT
 
 
 async def test_the_json_form_needs_only_an_answer() -> None:

@@ -55,7 +55,7 @@ class Inference(inference_pb2_grpc.InferenceServicer):
             )
             await context.write(response(index=2, token_ids=[7], logprobs=[told]))
             await context.write(response(index=0, prompt_logprobs=[told, told]))
-            await context.write(response(index=3, stop_token_id=7))
+            await context.write(response(index=3, stop_token_id=7, sample_index=2))
             await context.write(response(index=3, stop_string="end"))
         if request.model == "hang":
             await asyncio.Event().wait()
@@ -165,6 +165,7 @@ async def test_logprobs_and_why_it_stopped() -> None:
         assert outputs[1].logprobs == (told,)
         assert outputs[2].prompt_logprobs == (told, told)
         assert [output.stop_reason for output in outputs[2:5]] == [None, 7, "end"]
+        assert [output.sample_index for output in outputs[2:5]] == [0, 2, 0]
         assert list(inference.requests[0].sampling.stop) == ["end"]
 
 

@@ -68,3 +68,29 @@ async def ask(
         logprobs,
         prompt_logprobs,
     )
+
+
+@dataclass
+class Sample:
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    completion_tokens: int = 0  # as its last output says
+
+
+async def ask_samples(
+    client: Client, token_ids: Sequence[int], n: int = 1, **sampling: Any
+) -> list[Sample]:
+    """All samples of one request; checks that indices go on in each."""
+    samples = [Sample() for _ in range(n)]
+    options: Any = {"ignore_eos": True, "max_tokens": NUM_TOKENS} | sampling
+    async for output in client.generate(prompt_token_ids=token_ids, n=n, **options):
+        sample = samples[output.sample_index]
+        assert output.index == len(sample.token_ids)
+        assert not sample.completion_tokens, "more after its end"
+        sample.token_ids += output.token_ids
+        sample.text += output.text
+        if output.usage is not None:
+            sample.completion_tokens = output.usage.completion_tokens
+    assert output.placement is not None
+    assert all(sample.completion_tokens == len(sample.token_ids) for sample in samples)
+    return samples

@@ -6,13 +6,14 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from cli.cluster_spec import ClusterSpec
 from cli.local_cluster import LocalCluster
-from tasuki.client import Client
+from tasuki.client import Client, GenerateOutput
 from tasuki.errors import UnavailableError
 from tasuki.messages import Role
 from tests.integration.scrape import assert_no_leaks
@@ -40,16 +41,18 @@ async def test_a_dead_decode_engine_ends_only_its_own_streams(tiny_model: Path) 
             cluster.kill(victim, signal.SIGCONT)  # on purpose: its end is no surprise
             os.kill(victim.engine_pid, signal.SIGKILL)
             died = time.monotonic()
-            ends: list[float | None] = []
             words: list[str] = []
-            for stream in streams:
+
+            async def seconds_to_end(stream: AsyncIterator[GenerateOutput]) -> float | None:
                 try:
                     async for _ in stream:
                         pass
-                    ends.append(None)
                 except UnavailableError as error:
                     words.append(error.message)
-                    ends.append(time.monotonic() - died)
+                    return time.monotonic() - died
+                return None
+
+            ends = await asyncio.gather(*map(seconds_to_end, streams))
             assert all("decode-0" in message for message in words)
             assert sorted(end is None for end in ends) == [False, False, True, True]
             assert min(end for end in ends if end is not None) < 1.0

@@ -17,7 +17,7 @@ from tasuki.client import Client
 from tasuki.config import WorkerConfig
 from tasuki.messages import FinishReason, Role
 from tests.integration.scrape import assert_no_leaks, scrape_until
-from tests.integration.streams import Answer, ask, prompt
+from tests.integration.streams import Answer, ask, ask_samples, prompt
 
 pytestmark = [pytest.mark.dist, pytest.mark.asyncio(loop_scope="session")]
 
@@ -113,6 +113,21 @@ async def test_fallback_is_as_colocated(tiny_model: Path, expected: dict[str, An
             assert told(answer) == told(wanted), case
         assert any(answer.placement.fallback_reason == "prefill_died" for answer in got)
         await assert_no_leaks(decode.metrics)
+
+
+async def test_samples_are_as_colocated(split: LocalCluster, colocated: LocalCluster) -> None:
+    """One prompt, one transfer; and the first sample is what one alone would be."""
+    answers = []
+    for cluster in (split, colocated):
+        (decode,) = cluster.workers_of(Role.DECODE)
+        async with Client(cluster.router_address) as client:
+            samples = await ask_samples(client, PROMPT, n=4, temperature=1.0, seed=8)
+            (alone,) = await ask_samples(client, PROMPT, temperature=1.0, seed=8)
+        assert samples[0] == alone
+        assert len({sample.text for sample in samples}) == 4
+        answers.append(samples)
+        await assert_no_leaks(decode.metrics)
+    assert answers[0] == answers[1]
 
 
 async def test_a_stop_string_stops_the_work(split: LocalCluster) -> None:

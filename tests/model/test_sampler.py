@@ -82,22 +82,22 @@ def test_neighbours_and_calls_before_do_not_matter() -> None:
 
 
 def test_noise_of_a_token_does_not_depend_on_the_vocabulary() -> None:
-    long = gumbel(7, 3, 5000)
+    long = gumbel(7, 0, 3, 5000)
     for size in (1, 31, 1000, 1024, 1025, 4999):
-        assert torch.equal(gumbel(7, 3, size), long[:size])
+        assert torch.equal(gumbel(7, 0, 3, size), long[:size])
 
 
 @settings(deadline=None)
 @given(st.sets(st.integers(0, 4999), min_size=1, max_size=1500))
 def test_noise_of_some_tokens_is_that_of_all(token_ids: set[int]) -> None:
     ids = torch.tensor(sorted(token_ids))
-    assert torch.equal(gumbel_of(ids, 7, 3), gumbel(7, 3, 5000)[ids])
+    assert torch.equal(gumbel_of(ids, 7, 0, 3), gumbel(7, 0, 3, 5000)[ids])
 
 
 def test_noise_depends_on_seed_position_and_sample_index() -> None:
     seeds = (0, 1, 2, 1 << 40, 1 << 63, 2**64 - 1)
-    noises = [gumbel(seed, position, 64) for seed in seeds for position in (0, 1, 2, 8000)]
-    noises += [gumbel(seed, 1, 64, sample_index=2) for seed in seeds]
+    noises = [gumbel(seed, 0, position, 64) for seed in seeds for position in (0, 1, 2, 8000)]
+    noises += [gumbel(seed, 2, 1, 64) for seed in seeds]
     for i, noise in enumerate(noises):
         for other in noises[:i]:
             assert not (noise == other).any()
@@ -105,11 +105,11 @@ def test_noise_depends_on_seed_position_and_sample_index() -> None:
 
 def test_noise_is_pinned() -> None:
     """These numbers may not change: a worker of another version must continue a stream."""
-    assert gumbel(42, 17, 3).tolist() == pytest.approx(PINNED, abs=1e-12)
+    assert gumbel(42, 0, 17, 3).tolist() == pytest.approx(PINNED, abs=1e-12)
 
 
 def test_noise_is_gumbel() -> None:
-    noise = gumbel(1, 1, 1_000_000)
+    noise = gumbel(1, 0, 1, 1_000_000)
     assert noise.isfinite().all()
     assert abs(noise.mean() - 0.5772156649) < 5e-3
     assert abs(noise.var() - math.pi**2 / 6) < 1.5e-2

@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from decode.core import DecodeCore
 from prefill.core import PrefillCore
 from tasuki.config import WorkerConfig
@@ -93,7 +95,8 @@ class InlinePair:
         self.reports: dict[str, LoadReport] = {}
         self.changed = asyncio.Condition()
         self.first_tokens: list[FirstTokenEvent] = []  # as the prefill worker told them
-        self._streams: dict[int, asyncio.Queue[Any]] = {}
+        self.first_tokens_passed_on = 64
+        self.streams: dict[int, asyncio.Queue[Any]] = {}
         self._handoff_of: dict[int, str] = {}
         self._next_stream = 0
 
@@ -181,11 +184,13 @@ class InlinePair:
 
     def _stream_event(self, role: str, stream_id: int, event: Any) -> None:
         if role == "decode":
-            self._streams[stream_id].put_nowait(event)
+            self.streams[stream_id].put_nowait(event)
             return
         handoff_id = self._handoff_of[stream_id]
         if isinstance(event, FirstTokenEvent):
             self.first_tokens.append(event)
+            few = event.token_ids[: self.first_tokens_passed_on]
+            event = msgspec.structs.replace(event, token_ids=few)
         if isinstance(event, FailedEvent | PrefillDoneEvent):
             del self._handoff_of[stream_id]
             error = event.error if isinstance(event, FailedEvent) else None
@@ -193,7 +198,12 @@ class InlinePair:
         else:
             self.decode.send(PrefillReply(handoff_id=handoff_id, event=event))
 
-    async def ask(
+    async def ask(self, prompt: list[int], **how: Any) -> Outcome:
+        """One request of one sample to its end."""
+        (outcome,) = await self.ask_samples(prompt, **how)
+        return outcome
+
+    async def ask_samples(
         self,
         prompt: list[int],
         *,
@@ -201,12 +211,14 @@ class InlinePair:
         given: Sequence[int] = (),
         cache_salt: str = "",
         **sampling: Any,
-    ) -> Outcome:
-        """One request to its end; `given` are output tokens of another decode worker."""
+    ) -> list[Outcome]:
+        """One request to its end; `given` are output tokens of another decode worker. What is
+        said of the whole request is in the first outcome.
+        """
         self._next_stream += 1
         stream_id = self._next_stream
         queue: asyncio.Queue[Any] = asyncio.Queue()
-        self._streams[stream_id] = queue
+        self.streams[stream_id] = queue
         wanted = {"max_tokens": 64, "ignore_eos": True} | sampling
         request = DecodeRequest(
             request_id=f"r{stream_id}",
@@ -217,25 +229,30 @@ class InlinePair:
             cache_salt=cache_salt,
         )
         self.decode.send(StartDecode(stream_id=stream_id, request=request))
-        outcome = Outcome(list(given))
+        outcomes = [Outcome(list(given)) for _ in range(request.sampling.n)]
+        first = outcomes[0]
         async with asyncio.timeout(DEADLINE):
-            while outcome.finished is None and outcome.failed is None:
+            while first.failed is None and any(one.finished is None for one in outcomes):
                 match await queue.get():
                     case TokensEvent() as event:
+                        outcome = outcomes[event.sample_index]
+                        assert outcome.finished is None
                         assert event.index == len(outcome.token_ids)
                         outcome.token_ids += event.token_ids
                         outcome.logprobs += event.logprobs
                         outcome.computed_prompt_tokens += event.computed_prompt_tokens
                         outcome.prompt_logprobs += event.prompt_logprobs
                     case FallbackEvent() as event:
-                        outcome.fallback, outcome.kept_tokens = event.reason, event.kept_tokens
+                        first.fallback, first.kept_tokens = event.reason, event.kept_tokens
                     case LocalEvent() as event:
-                        outcome.local = event.reason
+                        first.local = event.reason
                     case FinishedEvent() as event:
-                        outcome.finished = event
+                        outcomes[event.sample_index].finished = event
+                        left = sum(one.finished is None for one in outcomes)
+                        assert event.samples_left == left
                     case FailedEvent() as event:
-                        outcome.failed = event
-        return outcome
+                        first.failed = event
+        return outcomes
 
     async def until_idle(self) -> None:
         """Wait until both engines have nothing left; their invariants must hold all the time."""

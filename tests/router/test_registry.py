@@ -88,7 +88,7 @@ async def test_charges_move_with_the_events(harness: MakeHarness) -> None:
         decision = place(request, registry.snapshots(), policy)
         assert isinstance(decision, Placement)
         assert decision.kind == "split"
-        charge = Charge(1, registry, decision, 100)
+        charge = Charge(1, registry, decision, request)
         decode, prefill = registry.worker(worker.address), registry.prefill_worker("p0")
         assert prefill is not None
         assert (decode.ledgers.blocks.total, decode.ledgers.requests.total) == (7, 1)

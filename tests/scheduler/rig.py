@@ -7,7 +7,7 @@ from typing import Any
 from tasuki.kv.layout import KVLayout
 from tasuki.kv.manager import KVCacheManager
 from tasuki.messages import SamplingParams
-from tasuki.request import Request
+from tasuki.request import Request, sample_key
 from tasuki.scheduler.config import SchedulerConfig
 from tasuki.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from tasuki.scheduler.scheduler import Scheduler
@@ -35,7 +35,14 @@ def request(key: int, prompt_len: int, max_tokens: int = 4, **fields: Any) -> Re
 
 
 def answer(plan: SchedulerOutput, token_id: int = 7) -> ModelRunnerOutput:
-    return ModelRunnerOutput(plan.step, {r.key: token_id for r in plan.requests if r.samples})
+    """The same token for all that choose one; first tokens of samples count up from it."""
+    chosen = {
+        sample_key(entry.key, index): token_id + index
+        for entry in plan.requests
+        if entry.samples
+        for index in range(entry.num_choices)
+    }
+    return ModelRunnerOutput(plan.step, chosen)
 
 
 def step(scheduler: Scheduler, token_id: int = 7, now: float = 0.0) -> dict[int, int]:

@@ -158,7 +158,7 @@ def test_a_fork_shares_full_blocks_and_copies_the_last_one() -> None:
     step(scheduler)
     children = [fork_of(parent, key, key) for key in (2, 3)]
     for child in children:
-        scheduler.fork(parent, child)
+        scheduler.fork(parent, child, parent.prompt_len)
     plan = scheduler.schedule(0.0)
     tables = [list(scheduler.blocks.table(key)) for key in (1, 2, 3)]
     assert tables[0][:2] == tables[1][:2] == tables[2][:2]
@@ -180,7 +180,7 @@ def test_a_fork_at_a_block_boundary_copies_nothing() -> None:
     parent = request(1, 8, max_tokens=6)
     scheduler.add(parent, 0.0)
     step(scheduler)
-    scheduler.fork(parent, fork_of(parent, 2, 5))
+    scheduler.fork(parent, fork_of(parent, 2, 5), parent.prompt_len)
     assert scheduler.schedule(0.0).copies == ()
 
 
@@ -191,7 +191,7 @@ def test_a_fork_without_room_waits_at_the_head_and_computes_its_prompt() -> None
     scheduler.add(request(9, 4), 0.0)
     step(scheduler)
     child = fork_of(parent, 2, 5)
-    scheduler.fork(parent, child)
+    scheduler.fork(parent, child, parent.prompt_len)
     assert next(iter(scheduler.waiting)) is child
     drain(scheduler)
     assert child.computed_prompt_tokens == 10
@@ -204,7 +204,7 @@ def test_a_fork_cancelled_before_the_next_step_leaves_the_others_alone() -> None
     scheduler.add(parent, 0.0)
     step(scheduler)
     child = fork_of(parent, 2, 5)
-    scheduler.fork(parent, child)
+    scheduler.fork(parent, child, parent.prompt_len)
     scheduler.cancel(child, FinishReason.CANCELLED)
     scheduler.check_integrity()
     assert scheduler.schedule(0.0).copies == ()  # its block may be anybody's now

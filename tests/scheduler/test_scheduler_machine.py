@@ -1,5 +1,6 @@
-"""Any order of arrivals, cancels, handoffs, failures, forks and steps, under every policy: blocks
-are conserved, budgets kept, no token is lost or repeated, nobody starves, and everything ends.
+"""Any order of arrivals, cancels, handoffs, failures and steps, with samples that split off, under
+every policy: blocks are conserved, budgets kept, no token is lost or repeated, nobody starves, and
+everything ends.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tasuki.errors import RequestTooLongError
 from tasuki.kv.block_pool import BlockState
 from tasuki.messages import FinishReason, SamplingParams
-from tasuki.request import Request, RequestStatus
+from tasuki.request import Request, RequestStatus, sample_key
 from tasuki.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from tasuki.scheduler.scheduler import Scheduler
 from tests.scheduler.rig import check, make
@@ -34,6 +35,14 @@ policies = st.fixed_dictionaries(
 )
 
 
+Drawn = tuple[int, int, int, int, str, int]
+
+
+def next_tokens(one: Request) -> list[int]:
+    """What each of its next choices would be: samples differ from their first token on."""
+    return [next_token(known(one)) + index for index in range(one.num_choices)]
+
+
 def next_token(known: list[int]) -> int:
     """What the model would say: a function of all tokens before, so that a lost one shows."""
     value = len(known)
@@ -42,10 +51,10 @@ def next_token(known: list[int]) -> int:
     return 10 + value
 
 
-def expected(prompt: list[int], count: int) -> list[int]:
+def expected(prompt: list[int], count: int, sample_index: int) -> list[int]:
     known = list(prompt)
-    for _ in range(count):
-        known.append(next_token(known))
+    for place in range(count):
+        known.append(next_token(known) + (0 if place else sample_index))
     return known[len(prompt) :]
 
 
@@ -65,9 +74,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.quarantined: set[int] = set()
         self.written: dict[tuple[int, int], tuple[int, ...]] = {}  # (block, offset) -> tokens up to
 
-    def new(self, prompt: list[int], max_tokens: int, priority: int, salt: str) -> Request:
+    def new(self, prompt: list[int], max_tokens: int, priority: int, salt: str, n: int) -> Request:
         self.keys += 1
-        sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+        sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True, n=n)
         one = Request(
             self.keys, "same", prompt, sampling, frozenset(), self.now,
             priority=priority, cache_salt=salt,
@@ -81,17 +90,23 @@ class SchedulerMachine(RuleBasedStateMachine):
         st.integers(1, 12),
         st.integers(-2, 2),
         st.sampled_from(["", "a"]),
+        st.sampled_from([1, 1, 2, 4]),  # samples
     )
 
-    def draw(self, drawn: tuple[int, int, int, int, str]) -> Request:
-        length, text, max_tokens, priority, salt = drawn
+    def draw(self, drawn: Drawn) -> Request:
+        length, text, max_tokens, priority, salt, n = drawn
         prompt = [text * 100 + i // 6 for i in range(length)]
-        return self.new(prompt, max_tokens, priority, salt)
+        return self.new(prompt, max_tokens, priority, salt, n)
+
+    def tell_first_tokens(self, one: Request) -> None:
+        first, *others = next_tokens(one)
+        one.append(first, 2048)
+        self.requests |= {sample.key: sample for sample in one.split(others, 2048)}
 
     # --- events ---------------------------------------------------------------------------------
 
     @rule(drawn=requests_drawn)
-    def arrive(self, drawn: tuple[int, int, int, int, str]) -> None:
+    def arrive(self, drawn: Drawn) -> None:
         one = self.draw(drawn)
         try:
             self.scheduler.add(one, self.now)
@@ -99,7 +114,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             del self.requests[one.key]
 
     @rule(drawn=requests_drawn)
-    def reserve(self, drawn: tuple[int, int, int, int, str]) -> None:
+    def reserve(self, drawn: Drawn) -> None:
         """A handoff begins: blocks are promised to a prompt computed elsewhere."""
         one = self.draw(drawn)
         blocks, scheduler = self.scheduler.blocks, self.scheduler
@@ -125,7 +140,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         self.scheduler.blocks.commit(one.key)
         one.num_computed_tokens = one.prompt_len
-        one.append(next_token(one.prompt_token_ids), 2048)
+        self.tell_first_tokens(one)
         self.scheduler.blocks.publish(one)
         if one.finish_reason is not None:
             self.scheduler.unreserve(one.key)
@@ -136,7 +151,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.parked)
     @rule(data=st.data())
     def fail(self, data: st.DataObject) -> None:
-        """The handoff fails: some blocks arrived, some may still be written by the link."""
+        """The handoff fails: some blocks arrived, some may still be written by the link, and first
+        tokens may have come.
+        """
         one = self.parked.pop(data.draw(st.sampled_from(sorted(self.parked))))
         blocks = self.scheduler.blocks
         table = list(blocks.table(one.key))
@@ -144,15 +161,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         last = one.prompt_len // BLOCK_SIZE
         keep = data.draw(st.integers(cached, max(cached, last)))
         in_flight = data.draw(st.sets(st.sampled_from(table[keep:]))) if table[keep:] else set()
-        arrived = min(keep * BLOCK_SIZE, one.prompt_len - 1)
+        if data.draw(st.booleans()):
+            self.tell_first_tokens(one)
+        arrived = min(keep * BLOCK_SIZE, one.prompt_len, one.num_tokens - 1)
         self.write(one, table, one.num_computed_tokens, keep * BLOCK_SIZE)
         blocks.abandon(one.key, keep, frozenset(in_flight))
         self.quarantined |= in_flight
         one.num_computed_tokens = max(arrived, 0)
-        if blocks.table(one.key):
+        if one.finish_reason is not None and not one.parked_samples:
+            self.scheduler.unreserve(one.key)
+            one.status = RequestStatus.FINISHED
+        elif blocks.table(one.key):
             self.scheduler.adopt(one)
-        else:
+        elif one.finish_reason is None:
             self.scheduler.add(one, self.now)
+        else:
+            self.scheduler.unreserve(one.key)
+            one.status = RequestStatus.FINISHED
+            self.scheduler.add(one.heir(), self.now)
 
     @precondition(lambda self: self.quarantined)
     @rule()
@@ -163,7 +189,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        one = self.requests.pop(data.draw(st.sampled_from(sorted(self.requests))))
+        """Of a request with all of its samples."""
+        key = self.requests[data.draw(st.sampled_from(sorted(self.requests)))].group_key
+        for one in [one for one in self.requests.values() if one.group_key == key]:
+            del self.requests[one.key]
+            self.cancel_one(one)
+
+    def cancel_one(self, one: Request) -> None:
         if self.parked.pop(one.key, None) is not None:
             in_flight = frozenset(self.scheduler.blocks.table(one.key)[-1:])
             if self.scheduler.blocks.pool.state(next(iter(in_flight))) is BlockState.RESERVED:
@@ -172,23 +204,10 @@ class SchedulerMachine(RuleBasedStateMachine):
                 in_flight = frozenset()
             self.scheduler.unreserve(one.key, in_flight)
             one.status = RequestStatus.FINISHED
+        elif one.status is RequestStatus.PARKED:
+            one.status = RequestStatus.FINISHED
         else:
             self.scheduler.cancel(one, FinishReason.CANCELLED)
-
-    @precondition(lambda self: self.plan is None)
-    @rule(data=st.data())
-    def fork(self, data: st.DataObject) -> None:
-        fresh = [
-            one
-            for one in self.scheduler.running
-            if one.num_computed_tokens == one.prompt_len and len(one.output_token_ids) == 1
-        ]
-        if not fresh:
-            return
-        parent = data.draw(st.sampled_from(fresh))
-        child = self.new(parent.prompt_token_ids, parent.sampling.max_tokens, 0, parent.cache_salt)
-        child.output_token_ids = list(parent.output_token_ids)
-        self.scheduler.fork(parent, child)
 
     @rule()
     def reset(self) -> None:
@@ -225,8 +244,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.require_context(one, list(entry.block_ids), end)
             assert entry.samples == (end == one.num_tokens)
             if entry.samples:
-                sampled[entry.key] = next_token(known(one))
-        self.scheduler.update(plan, ModelRunnerOutput(plan.step, sampled))
+                for index, token_id in enumerate(next_tokens(one)):
+                    sampled[sample_key(one.key, index)] = token_id
+        for update in self.scheduler.update(plan, ModelRunnerOutput(plan.step, sampled)):
+            self.requests[update.request.key] = update.request  # perhaps a sample that split off
 
     # --- what KV would hold -------------------------------------------------------------------
 
@@ -248,7 +269,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def tokens_are_those_of_the_model(self) -> None:
         for one in getattr(self, "requests", {}).values():
-            assert one.output_token_ids == expected(one.prompt_token_ids, len(one.output_token_ids))
+            count = len(one.output_token_ids)
+            assert one.output_token_ids == expected(one.prompt_token_ids, count, one.sample_index)
             assert len(one.output_token_ids) <= one.sampling.max_tokens
 
     @invariant()

@@ -23,9 +23,7 @@ from tests.server.fake_engine import GREEDY
 from tests.server.running_worker import RunningWorker, running
 from tests.waiting import until
 
-FIRST = FirstTokenEvent(
-    token_id=42, finish_reason=None, cached_tokens=0, queue_seconds=0.0, compute_seconds=0.1
-)
+FIRST = FirstTokenEvent(token_ids=[42], cached_tokens=0, queue_seconds=0.0, compute_seconds=0.1)
 NOWHERE = PrefillTarget(worker_id="gone", worker_epoch=1, address="127.0.0.1:1")
 
 

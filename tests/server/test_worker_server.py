@@ -139,11 +139,11 @@ async def test_a_prefill_stream_ends_well() -> None:
         assert start.request.prefill_epoch == 0xABC  # the engine checks it, not the server
         worker.engine.emit(start.stream_id, AcceptedEvent(queued_tokens=9))
         first = FirstTokenEvent(
-            token_id=5, finish_reason=None, cached_tokens=0, queue_seconds=0.1, compute_seconds=0.2
+            token_ids=[5], cached_tokens=0, queue_seconds=0.1, compute_seconds=0.2
         )
         worker.engine.emit(start.stream_id, first, PrefillDoneEvent())
         assert (await read(call)).accepted.queued_tokens == 9
-        assert (await read(call)).first_token.token_id == 5
+        assert (await read(call)).first_token.token_ids == [5]
         assert await read(call) is grpc.aio.EOF
 
 

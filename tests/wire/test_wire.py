@@ -52,6 +52,7 @@ sampling = st.builds(
     top_k=u32,
     top_p=st.floats(0, 1, exclude_min=True),
     min_p=st.floats(0, 1, exclude_max=True),
+    n=st.just(1),  # more needs a temperature
     repetition_penalty=st.floats(1e-5, 1e5),
     presence_penalty=st.floats(-2, 2),
     frequency_penalty=st.floats(-2, 2),
@@ -104,6 +105,7 @@ token_events = token_ids.flatmap(
         prompt_logprobs=logprobs,
         cached_tokens=u32,
         computed_prompt_tokens=u32,
+        sample_index=u32,
     )
 )
 decode_events = st.one_of(
@@ -120,6 +122,8 @@ decode_events = st.one_of(
         computed_prompt_tokens=u32,
         preemptions=u32,
         stop_token_id=st.none() | u32,
+        sample_index=u32,
+        samples_left=u32,
         handoff=st.builds(
             m.HandoffTimings,
             transfer=seconds,
@@ -147,15 +151,16 @@ prefill_requests = st.builds(
 prefill_events = st.one_of(
     st.builds(m.AcceptedEvent, queued_tokens=u32),
     st.builds(m.ProgressEvent, computed_tokens=u32),
-    st.builds(
-        m.FirstTokenEvent,
-        token_id=u32,
-        finish_reason=st.none() | finish,
-        cached_tokens=u32,
-        queue_seconds=seconds,
-        compute_seconds=seconds,
-        logprob=st.none() | logprob,
-        prompt_logprobs=logprobs,
+    token_ids.flatmap(
+        lambda ids: st.builds(
+            m.FirstTokenEvent,
+            token_ids=st.just(ids),
+            cached_tokens=u32,
+            queue_seconds=seconds,
+            compute_seconds=seconds,
+            logprobs=st.just([]) | st.lists(logprob, min_size=len(ids), max_size=len(ids)),
+            prompt_logprobs=logprobs,
+        )
     ),
 )
 layouts = st.builds(
@@ -422,6 +427,6 @@ def test_logprobs_must_match() -> None:
     with pytest.raises(InvalidRequestError, match="2 tokens came with 1 logprobs"):
         decode_event_from_proto(worker_pb2.DecodeEvent(tokens=tokens))
     lame = common_pb2.TokenLogprob(token_id=1, top_token_ids=[1])
-    first = worker_pb2.FirstToken(logprob=lame)
+    first = worker_pb2.FirstToken(token_ids=[1], logprobs=[lame])
     with pytest.raises(InvalidRequestError, match="1 top_token_ids came with 0"):
         prefill_event_from_proto(worker_pb2.PrefillEvent(first_token=first))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 
-SAMPLE_INDEX = 0  # which of a request's parallel samples; one so far
 _MASK = (1 << 64) - 1
 # Constants of splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
 # 2014).
@@ -16,26 +15,22 @@ _GAMMA, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB13311
 _RUN = 1024  # noise is computed in whole runs, so that the last element rounds like any other
 
 
-def gumbel(
-    seed: int, position: int, vocab_size: int, sample_index: int = SAMPLE_INDEX
-) -> torch.Tensor:
+def gumbel(seed: int, sample_index: int, position: int, vocab_size: int) -> torch.Tensor:
     """Standard Gumbel noise for token ids 0 .. vocab_size - 1, float64."""
     count = -(-vocab_size // _RUN) * _RUN
     counters = torch.arange(1, count + 1, dtype=torch.int64)
-    return _noise(_key(seed, position, sample_index), counters)[:vocab_size]
+    return _noise(_key(seed, sample_index, position), counters)[:vocab_size]
 
 
-def gumbel_of(
-    token_ids: torch.Tensor, seed: int, position: int, sample_index: int = SAMPLE_INDEX
-) -> torch.Tensor:
+def gumbel_of(token_ids: torch.Tensor, seed: int, sample_index: int, position: int) -> torch.Tensor:
     """The same noise for some ids only, int64 [n]: bit for bit what `gumbel` has for them."""
     count = token_ids.shape[0]
     counters = torch.ones(-(-count // _RUN) * _RUN, dtype=torch.int64)
     counters[:count] += token_ids
-    return _noise(_key(seed, position, sample_index), counters)[:count]
+    return _noise(_key(seed, sample_index, position), counters)[:count]
 
 
-def _key(seed: int, position: int, sample_index: int) -> int:
+def _key(seed: int, sample_index: int, position: int) -> int:
     key = seed & _MASK
     for word in (sample_index, position):
         key = _mix((key + _GAMMA * (word + 1)) & _MASK)

@@ -23,11 +23,12 @@ NUCLEUS_WIDTHS = (256, 4096)  # a full sort is dear, and a nucleus is mostly sma
 class Choice:
     """One token to be chosen, and all that it may depend on beside its logits."""
 
-    key: int  # of the request; never used twice
+    key: int  # of the sample; never used twice
     params: SamplingParams
     prompt_token_ids: Sequence[int]  # the original prompt
     output_token_ids: Sequence[int]  # all tokens chosen so far, on whichever worker
     eos_token_ids: frozenset[int] = frozenset()
+    sample_index: int = 0
 
     @property
     def position(self) -> int:

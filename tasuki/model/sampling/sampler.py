@@ -76,7 +76,8 @@ def _choose(scores: torch.Tensor, choice: Choice) -> int:
     if params.temperature == 0:
         return int(scores.argmax())
     if not (params.top_k or params.top_p < 1 or params.min_p):
-        return int((scores + gumbel(params.seed, choice.position, scores.shape[0])).argmax())
+        noise = gumbel(params.seed, choice.sample_index, choice.position, scores.shape[0])
+        return int((scores + noise).argmax())
     left = (scores > -torch.inf).nonzero().flatten()  # ascending: the lowest id comes first
-    noise = gumbel_of(left, params.seed, choice.position)
+    noise = gumbel_of(left, params.seed, choice.sample_index, choice.position)
     return int(left[(scores[left] + noise).argmax()])
