@@ -11,6 +11,8 @@
 
 namespace tasuki {
 
+constexpr int64_t ceiling(int64_t count, int64_t by) { return (count + by - 1) / by; }
+
 constexpr int PANEL = 64;  // outputs
 constexpr int PANEL_LANES = PANEL / LANES;
 constexpr int LINEAR_ROWS = 6;  // with 4 accumulators each, and 4 lanes of weights, in 32 registers
@@ -20,12 +22,12 @@ template <typename T> constexpr int PER_STEP = sizeof(float) / sizeof(T);
 
 // Steps over `inputs`; the last one of an odd number is padded with a zero.
 template <typename T> constexpr int64_t steps_of(int64_t inputs) {
-  return (inputs + PER_STEP<T> - 1) / PER_STEP<T>;
+  return ceiling(inputs, PER_STEP<T>);
 }
 
 // Elements that a packed weight takes: [panels, steps, 64 outputs, PER_STEP].
 template <typename T> constexpr int64_t packed_size(int64_t outputs, int64_t inputs) {
-  return (outputs + PANEL - 1) / PANEL * steps_of<T>(inputs) * PANEL * PER_STEP<T>;
+  return ceiling(outputs, PANEL) * steps_of<T>(inputs) * PANEL * PER_STEP<T>;
 }
 
 // `weight` is [outputs, inputs]; `packed` holds zeros.

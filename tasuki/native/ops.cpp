@@ -120,7 +120,7 @@ void pack_weight(const at::Tensor& weight, const at::Tensor& packed) {
   packed.zero_();
   by_type(weight, [&](auto kind) {
     using T = decltype(kind);
-    at::parallel_for(0, (outputs + PANEL - 1) / PANEL, 1, [&](int64_t from, int64_t to) {
+    at::parallel_for(0, ceiling(outputs, PANEL), 1, [&](int64_t from, int64_t to) {
       for (; from < to; ++from)
         pack_panel<T>(elements<T>(weight), outputs, inputs, from, elements<T>(packed));
     });
@@ -130,15 +130,17 @@ void pack_weight(const at::Tensor& weight, const at::Tensor& packed) {
 at::Tensor linear(const at::Tensor& x, const at::Tensor& packed, int64_t outputs) {
   require_kept(x, 2, "x");
   require_kept(packed, 1, "packed");
-  const int64_t rows = x.size(0), inputs = x.size(1), panels = (outputs + PANEL - 1) / PANEL;
+  const int64_t rows = x.size(0), inputs = x.size(1), panels = ceiling(outputs, PANEL);
   TORCH_CHECK(packed.dtype() == x.dtype() && outputs > 0 && inputs > 0 &&
               packed.numel() == packed_weight_size(outputs, inputs, x.scalar_type()),
               "packed is no weight for ", inputs, " inputs and ", outputs, " outputs");
   at::Tensor y = at::empty({rows, outputs}, x.options());
+  if (rows == 0) return y;
   const int64_t threads = at::get_num_threads();
-  const int64_t share = std::max((rows + threads - 1) / threads, LEAST_LINEAR_ROWS);
-  const int64_t step = std::min(MOST_LINEAR_ROWS, share);
-  const int64_t tasks = (rows + step - 1) / step * panels;
+  const int64_t share = std::max(ceiling(rows, threads), LEAST_LINEAR_ROWS);
+  const int64_t chunks = ceiling(rows, std::min(MOST_LINEAR_ROWS, share));
+  const int64_t step = ceiling(ceiling(rows, chunks), LINEAR_ROWS) * LINEAR_ROWS;
+  const int64_t tasks = ceiling(rows, step) * panels;  // of nearly the same size
   by_type(x, [&](auto kind) {
     using T = decltype(kind);
     const int64_t per_panel = packed.numel() / panels;
@@ -176,7 +178,7 @@ std::vector<Entry> read_entries(const at::Tensor& entries, const at::Tensor& blo
   const int64_t* numbers = elements<int64_t>(entries);
   for (int64_t i = 0; i < entries.size(0); ++i, numbers += 4) {
     Entry entry{numbers[0], numbers[1], numbers[2], numbers[3], 0};
-    entry.num_blocks = (entry.start + entry.count + shape.block_size - 1) / shape.block_size;
+    entry.num_blocks = ceiling(entry.start + entry.count, shape.block_size);
     TORCH_CHECK(entry.count > 0 && entry.start >= 0 && entry.first_row >= 0 &&
                 entry.first_row + entry.count <= rows, "entry ", i, " lies outside the step");
     TORCH_CHECK(entry.table >= 0 && entry.table + entry.num_blocks <= blocks.numel(),
@@ -304,7 +306,7 @@ at::Tensor attention(const at::Tensor& qkv, const c10::optional<at::Tensor>& bia
               "the cache is not of this model");
   shape.block_size = cache.size(4) / dims;
   shape.group = num_heads / shape.kv_heads;
-  shape.padded_dim = (dims + LANES - 1) / LANES * LANES;
+  shape.padded_dim = ceiling(dims, LANES) * LANES;
   TORCH_CHECK(shape.block_size && TILE % shape.block_size == 0, "block_size must divide ", TILE);
   TORCH_CHECK(shape.group * shape.kv_heads == num_heads, "query heads must be shared evenly");
   const int64_t width = (num_heads + 2 * shape.kv_heads) * dims;
