@@ -17,7 +17,13 @@ import torch
 
 from benchmarks.bench_model import BenchModel, bench_model
 from benchmarks.contender import Contender, Prompt
-from benchmarks.floor import decode_floor, prefill_floor, share_of_reference
+from benchmarks.floor import (
+    SECOND_KERNEL,
+    TWICE_TRANSFORMERS,
+    decode_floor,
+    prefill_floor,
+    share_of_reference,
+)
 from benchmarks.machine import Limits
 from benchmarks.pinning import own_cores, pinned
 from benchmarks.rounds import Spread, interleave, ratios
@@ -56,7 +62,8 @@ class Cell:
     theirs: Spread
     ratio: Spread  # of the rounds' own ratios
     floor: float  # seconds; see benchmarks.floor
-    of_reference: float | None  # how near the floor, against the design's reference kernel
+    of_twice: float | None  # how near the floor, against twice transformers on the design's machine
+    of_kernel: float | None  # likewise, against the design's second kernel
     shares: Shares
 
 
@@ -167,7 +174,12 @@ class Comparison:
     ) -> Cell:
         peer = min(self._theirs, key=lambda peer: Spread.of(times[peer]).median)
         ours = Spread.of(times["ours"])
-        reference = self._setting == Setting("float32", 1)
+
+        def of(reference: Mapping[str, float]) -> float | None:
+            if self._setting != Setting("float32", 1):
+                return None
+            return share_of_reference(self._config, name, ours.median, floor, reference)
+
         return Cell(
             name,
             peer,
@@ -175,7 +187,8 @@ class Comparison:
             Spread.of(times[peer]),
             Spread.of(ratios(times[peer], times["ours"])),
             floor,
-            share_of_reference(self._config, name, ours.median, floor) if reference else None,
+            of(TWICE_TRANSFORMERS),
+            of(SECOND_KERNEL),
             shares_of(once),
         )
 
@@ -217,7 +230,8 @@ def report(result: EngineResult) -> str:
         f"{result.rounds} rounds; P is a prompt of that length in one step, D a decode step of "
         f"that batch at a context of about {CONTEXT}. Greedy tokens that both sides agree on: "
         f"{result.equal_tokens} of {result.all_tokens}. The floor is what the matrix products and "
-        "reading weights and KV take at this machine's limits."
+        "reading weights and KV take at this machine's limits. Scaled: how near the floor a cell "
+        "comes, as a multiple of how near its own floor the design's machine came."
     )
     return "\n\n".join(parts)
 
@@ -242,10 +256,11 @@ def setting_table(one: SettingResult) -> str:
         ]
         for cell in one.cells
     ]
-    if all(cell.of_reference is not None for cell in one.cells):
-        header.append("of the reference kernel")
+    if all(cell.of_kernel is not None for cell in one.cells):
+        header += ["of twice transformers, scaled", "of the second kernel, scaled"]
         rows = [
-            [*row, f"{cell.of_reference:.2f}"] for row, cell in zip(rows, one.cells, strict=True)
+            [*row, f"{cell.of_twice:.2f}", f"{cell.of_kernel:.2f}"]
+            for row, cell in zip(rows, one.cells, strict=True)
         ]
     return markdown(header, rows)
 

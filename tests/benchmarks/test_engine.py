@@ -37,8 +37,8 @@ def test_every_cell_is_measured_and_reported(
         for cell in one.cells:
             assert cell.ours.median > cell.floor > 0
             assert 0 < cell.shares.linears < 1
-    assert result.settings[0].cells[0].of_reference is not None
-    assert result.settings[1].cells[0].of_reference is None
+    assert result.settings[0].cells[0].of_kernel is not None
+    assert result.settings[1].cells[0].of_kernel is None
     text = engine.report(result)
     for words in ("float32, 1 thread", "bfloat16, 1 thread", "P128", "TPOT, ms", "GB/s"):
         assert words in text
