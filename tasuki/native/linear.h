@@ -74,12 +74,30 @@ INLINE Lanes add_products(Lanes sum, Ints x, Ints weights, const bf16*) {
 #endif
 }
 
+// The panel after the one that is being multiplied, fetched evenly over `groups` of rows: memory and
+// arithmetic then work at the same time.
+struct Ahead {
+  const char* line;  // null: there is none
+  int64_t groups, due = 0;
+
+  INLINE void fetch_some() {
+    if (line == nullptr) return;
+    for (due += PANEL_LANES; due >= groups; due -= groups) {
+      __builtin_prefetch(line, 0, 2);
+      line += sizeof(Lanes);
+    }
+  }
+};
+
 // R rows times one panel: x is [R, inputs], y [R, outputs] from the panel's first output on, of which
 // `count` exist.
 template <int R, typename T>
-void multiply(const T* x, int64_t inputs, const T* panel, T* y, int64_t outputs, int64_t count) {
+void multiply(const T* x, int64_t inputs, const T* panel, T* y, int64_t outputs, int64_t count,
+              Ahead& next) {
   Lanes sums[R][PANEL_LANES] = {};
+  Ahead ahead = next;
   for (int64_t k = 0; k < steps_of<T>(inputs); ++k) {
+    ahead.fetch_some();
     Ints weights[PANEL_LANES];
     for (int c = 0; c < PANEL_LANES; ++c)
       weights[c] = as_ints(panel + (k * PANEL + c * LANES) * PER_STEP<T>);
@@ -90,6 +108,7 @@ void multiply(const T* x, int64_t inputs, const T* panel, T* y, int64_t outputs,
         sums[r][c] = add_products(sums[r][c], some, weights[c], x);
     }
   }
+  next = ahead;
   for (int r = 0; r < R; ++r) {
     T kept[PANEL];
     for (int c = 0; c < PANEL_LANES; ++c) store(kept + c * LANES, sums[r][c]);
@@ -99,28 +118,30 @@ void multiply(const T* x, int64_t inputs, const T* panel, T* y, int64_t outputs,
 
 template <typename T>
 void multiply_some(int64_t rows, const T* x, int64_t inputs, const T* panel, T* y, int64_t outputs,
-                   int64_t count) {
+                   int64_t count, Ahead& next) {
   switch (rows) {
-    case 1: return multiply<1>(x, inputs, panel, y, outputs, count);
-    case 2: return multiply<2>(x, inputs, panel, y, outputs, count);
-    case 3: return multiply<3>(x, inputs, panel, y, outputs, count);
-    case 4: return multiply<4>(x, inputs, panel, y, outputs, count);
-    case 5: return multiply<5>(x, inputs, panel, y, outputs, count);
-    default: return multiply<6>(x, inputs, panel, y, outputs, count);
+    case 1: return multiply<1>(x, inputs, panel, y, outputs, count, next);
+    case 2: return multiply<2>(x, inputs, panel, y, outputs, count, next);
+    case 3: return multiply<3>(x, inputs, panel, y, outputs, count, next);
+    case 4: return multiply<4>(x, inputs, panel, y, outputs, count, next);
+    case 5: return multiply<5>(x, inputs, panel, y, outputs, count, next);
+    default: return multiply<6>(x, inputs, panel, y, outputs, count, next);
   }
 }
 
-// The same for any number of rows.
+// The same for any number of rows; `next` is the panel that comes after this one, or null.
 template <typename T>
-void multiply_rows(int64_t rows, const T* x, int64_t inputs, const T* panel, T* y, int64_t outputs,
-                   int64_t count) {
+void multiply_rows(int64_t rows, const T* x, int64_t inputs, const T* panel, const T* next, T* y,
+                   int64_t outputs, int64_t count) {
+  Ahead ahead{(const char*)next, ceiling(rows, LINEAR_ROWS)};
   for (int64_t done = 0; done < rows;) {
     const int64_t left = rows - done;
     // seven to eleven go as two of nearly the same number: one alone would wait for its own sums
     const int64_t some = left >= 2 * LINEAR_ROWS ? LINEAR_ROWS
                          : left > LINEAR_ROWS    ? (left + 1) / 2
                                                  : left;
-    multiply_some(some, x + done * inputs, inputs, panel, y + done * outputs, outputs, count);
+    multiply_some(some, x + done * inputs, inputs, panel, y + done * outputs, outputs, count,
+                  ahead);
     done += some;
   }
 }

@@ -147,8 +147,10 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& packed, int64_t outputs
     at::parallel_for(0, tasks, 1, [&](int64_t from, int64_t to) {
       for (int64_t task = from; task < to; ++task) {
         const int64_t first = task / panels * step, panel = task % panels;
+        const int64_t next = (panel + 1) % panels;
         multiply_rows<T>(std::min(step, rows - first), elements<T>(x) + first * inputs, inputs,
                          elements<T>(packed) + panel * per_panel,
+                         task + 1 < to ? elements<T>(packed) + next * per_panel : nullptr,
                          elements<T>(y) + first * outputs + panel * PANEL, outputs,
                          std::min<int64_t>(PANEL, outputs - panel * PANEL));
       }
