@@ -110,13 +110,15 @@ async def check_all(model: Path, dtype: str, count: int, *, native: bool = True)
     assert [end.handoff.blocks for end in ends] == BLOCKS
     assert [end.computed_prompt_tokens for end in ends] == [0] * len(PROMPTS)
 
-    fault = {3: Verdict.FLIP, BLOCKS[0] + 2: Verdict.FLIP}
+    # it closes the link: whatever has not arrived is computed here, on top of what has
+    fault = {sum(BLOCKS) - 5: Verdict.FLIP}
     fallen, outcomes, _ = await run(model, count, base, fault=fault)
     check(fallen, alone, count)
-    assert sum(outcome.fallback == "digest" for outcome in outcomes) == 2
+    assert "digest" in [outcome.fallback for outcome in outcomes]
+    assert any(outcome.kept_tokens for outcome in outcomes)
 
     # room for all prompts, and for half of the outputs
-    few = sum(BLOCKS) + len(PROMPTS) * (count // 2 // 16 + 1)
+    few = sum(BLOCKS) + len(PROMPTS) * (count // 2 // 16)
     preempted, _, metrics = await run(model, count, base | {"kv_blocks": few}, split=False)
     check(preempted, alone, count)
     assert metrics["decode preemptions_total"] > 0
