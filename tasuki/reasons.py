@@ -25,7 +25,7 @@ class FallbackReason(StrEnum):
 
     REFUSED = "refused"
     LINK_DOWN = "link_down"
-    PREFILL_DIED = "prefill_died"
+    PREFILL_DIED = "prefill_died"  # or LINK_DOWN, if the data connection is seen to end first
     STALLED = "stalled"
     DIGEST = "digest"
     LAYOUT = "layout"

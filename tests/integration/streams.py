@@ -11,6 +11,9 @@ from tasuki.client import Client, Placement, Timings, TokenLogprob, Usage
 from tasuki.messages import FinishReason
 
 NUM_TOKENS = 64
+# what a fallback may be put down to when a prefill worker dies: whichever is seen to end first, its
+# control stream or its data connection
+DEATHS = ("prefill_died", "link_down")
 
 
 @dataclass(frozen=True)

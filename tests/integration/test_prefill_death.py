@@ -17,7 +17,7 @@ from tasuki.client import Client
 from tasuki.config import WorkerConfig
 from tasuki.messages import Role
 from tests.integration.scrape import Metrics, assert_no_leaks, scrape_until
-from tests.integration.streams import ask, prompt
+from tests.integration.streams import DEATHS, ask, prompt
 
 pytestmark = [pytest.mark.dist, pytest.mark.asyncio(loop_scope="session")]
 
@@ -64,7 +64,7 @@ async def test_a_killed_prefill_worker_costs_only_time(
                 assert answer.placement.kind == "split"
                 assert answer.placement.fallback_reason == ""
             else:
-                assert answer.placement.fallback_reason == "prefill_died"
+                assert answer.placement.fallback_reason in DEATHS
                 computed = answer.placement.decode_computed_prompt_tokens
                 assert computed == len(PROMPT) if moment == "before" else 0 < computed < len(PROMPT)
             # and the next one is local, with the same tokens
