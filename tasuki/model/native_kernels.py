@@ -12,10 +12,10 @@ from tasuki.model.rotary import RotaryTable
 
 
 class NativeKernels:
-    kind = "native"
     keys_transposed = True
 
     def __init__(self, config: ModelConfig, rotary: RotaryTable) -> None:
+        self.kind = f"native-{torch.ops.tasuki.instructions()}"
         self._eps = config.rms_norm_eps
         self._num_heads = config.num_heads
         self._rotary = rotary

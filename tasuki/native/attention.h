@@ -19,15 +19,15 @@ namespace tasuki {
 
 constexpr int TILE = 64;
 constexpr int GROUPS = TILE / LANES;
-constexpr int MOST_ROWS = 6;  // with 4 accumulators each, and 4 lanes of keys, in 32 registers
+constexpr int MOST_ROWS = 6;
 constexpr int FEW_ROWS = 12;  // up to so many read a tile where it lies
 constexpr int MOST_DIM = 512;
 
-// Where the keys and values of one tile are, in groups of 16 positions.
+// Where the keys and values of one tile are, in groups of LANES positions.
 template <typename S>
 struct Tile {
-  const S* keys[GROUPS];    // [head_dim][16], rows `key_stride` apart
-  const S* values[GROUPS];  // [16][head_dim], rows `value_stride` apart
+  const S* keys[GROUPS];    // [head_dim][LANES], rows `key_stride` apart
+  const S* values[GROUPS];  // [LANES][head_dim], rows `value_stride` apart
   int64_t key_stride, value_stride;
 };
 
@@ -102,18 +102,22 @@ INLINE void prefetch(const S* at) { __builtin_prefetch(at, 0, 2); }
 template <int R, bool AHEAD, typename S>
 INLINE void multiply_keys(const float* const* queries, const Tile<S>& tile, const Tile<S>& next,
                           int64_t dims, Lanes (&scores)[R][GROUPS]) {
-  for (int r = 0; r < R; ++r)
-    for (int g = 0; g < GROUPS; ++g) scores[r][g] = Lanes{};
-  for (int64_t dim = 0; dim < dims; ++dim) {
-    Lanes keys[GROUPS];
-    for (int g = 0; g < GROUPS; ++g) {
-      keys[g] = load(tile.keys[g] + dim * tile.key_stride);
-      if (AHEAD) prefetch(next.keys[g] + dim * next.key_stride);
+  constexpr int C = SIDE_BY_SIDE;
+  for (int first = 0; first < GROUPS; first += C) {
+    Lanes sums[R][C] = {};
+    for (int64_t dim = 0; dim < dims; ++dim) {
+      Lanes keys[C];
+      for (int c = 0; c < C; ++c) {
+        keys[c] = load(tile.keys[first + c] + dim * tile.key_stride);
+        if (AHEAD) prefetch(next.keys[first + c] + dim * next.key_stride);
+      }
+      for (int r = 0; r < R; ++r) {
+        const Lanes query = all(queries[r][dim]);
+        for (int c = 0; c < C; ++c) sums[r][c] = fma(query, keys[c], sums[r][c]);
+      }
     }
-    for (int r = 0; r < R; ++r) {
-      const Lanes query = all(queries[r][dim]);
-      for (int g = 0; g < GROUPS; ++g) scores[r][g] = fma(query, keys[g], scores[r][g]);
-    }
+    for (int r = 0; r < R; ++r)
+      for (int c = 0; c < C; ++c) scores[r][first + c] = sums[r][c];
   }
 }
 
@@ -149,7 +153,8 @@ INLINE void multiply_values(const float (&weights)[R][TILE], Lanes shrink, const
 template <int R>
 INLINE Lanes take_tile(Lanes (&scores)[R][GROUPS], const int64_t* visible, int64_t base,
                        float* best, float* total, float (&weights)[R][TILE]) {
-  const Ints lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  Ints lane;
+  for (int i = 0; i < LANES; ++i) lane[i] = i;
   const Lanes hidden = all(-INFINITY);
   Lanes shrink = {};
   for (int r = 0; r < R; ++r) {
@@ -157,7 +162,8 @@ INLINE Lanes take_tile(Lanes (&scores)[R][GROUPS], const int64_t* visible, int64
     if (seen < TILE)
       for (int g = 0; g < GROUPS; ++g)
         scores[r][g] = choose(lane + g * LANES < int32_t(seen), scores[r][g], hidden);
-    const Lanes top = larger(larger(scores[r][0], scores[r][1]), larger(scores[r][2], scores[r][3]));
+    Lanes top = scores[r][0];
+    for (int g = 1; g < GROUPS; ++g) top = larger(top, scores[r][g]);
     const float before = best[r];
     best[r] = std::max(before, largest(top));
     shrink[r] = before - best[r];
@@ -169,8 +175,9 @@ INLINE Lanes take_tile(Lanes (&scores)[R][GROUPS], const int64_t* visible, int64
       weight[g] = exp2_lanes(scores[r][g] - best[r]);
       store(weights[r] + g * LANES, weight[g]);
     }
-    const Lanes added = (weight[0] + weight[1]) + (weight[2] + weight[3]);
-    store(total + r * LANES, load(total + r * LANES) * shrink[r] + added);
+    for (int half = GROUPS / 2; half; half /= 2)  // always the same tree
+      for (int g = 0; g < half; ++g) weight[g] += weight[g + half];
+    store(total + r * LANES, load(total + r * LANES) * shrink[r] + weight[0]);
   }
   return shrink;
 }
@@ -179,8 +186,9 @@ template <int R, bool AHEAD, typename S>
 INLINE void mix_values(const float (&weights)[R][TILE], Lanes shrink, const Tile<S>& tile,
                        const Tile<S>& next, int64_t count, float* mixed, int64_t dims) {
   int64_t first = 0;
-  for (; first + 4 * LANES <= dims; first += 4 * LANES)
-    multiply_values<R, 4, AHEAD>(weights, shrink, tile, next, count, first, mixed, dims);
+  constexpr int C = SIDE_BY_SIDE;
+  for (; first + C * LANES <= dims; first += C * LANES)
+    multiply_values<R, C, AHEAD>(weights, shrink, tile, next, count, first, mixed, dims);
   for (; first < dims; first += LANES)
     multiply_values<R, 1, AHEAD>(weights, shrink, tile, next, count, first, mixed, dims);
 }

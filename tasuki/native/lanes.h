@@ -1,8 +1,9 @@
-// Sixteen float32 lanes: the one vector type of the kernels, on whatever this processor has.
+// One register of float32 lanes: the one vector type of the kernels, on whatever this processor has.
 //
 // Plain operators are GCC's vector extensions and exist on every processor; only what they cannot
 // say (fused multiply-add, bfloat16) has a form per instruction set. Nothing here depends on which
-// lane a value stands in.
+// lane a value stands in. A vector wider than a register would live in memory: hence LANES, and how
+// many of them the innermost loops may hold.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +15,27 @@
 
 namespace tasuki {
 
+// Libraries with the same name here give the same bits.
+#if defined(__AVX512BF16__)
+constexpr char INSTRUCTIONS[] = "avx512bf16";
+#elif defined(__AVX512F__)
+constexpr char INSTRUCTIONS[] = "avx512";
+#elif defined(__AVX2__) && defined(__FMA__)
+constexpr char INSTRUCTIONS[] = "avx2";
+#else
+constexpr char INSTRUCTIONS[] = "plain";
+#endif
+
+#if defined(__AVX512F__)
 constexpr int LANES = 16;
-typedef float Lanes __attribute__((vector_size(64)));
-typedef int32_t Ints __attribute__((vector_size(64)));
-typedef uint16_t Halves __attribute__((vector_size(32)));
+constexpr int SIDE_BY_SIDE = 4;  // times six rows of accumulators, in 32 registers
+#else
+constexpr int LANES = 8;
+constexpr int SIDE_BY_SIDE = 2;  // in 16
+#endif
+typedef float Lanes __attribute__((vector_size(LANES * 4)));
+typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
+typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
 typedef uint16_t bf16;  // the upper half of a float32
 
 #define INLINE inline __attribute__((always_inline))
@@ -36,7 +54,12 @@ INLINE void store(float* to, Lanes lanes) { std::memcpy(to, &lanes, sizeof lanes
 INLINE Lanes load(const bf16* from) {
   Halves halves;
   std::memcpy(&halves, from, sizeof halves);
-  return (Lanes)(__builtin_convertvector(halves, Ints) << 16);
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  const Ints wide = (Ints)_mm256_cvtepu16_epi32((__m128i)halves);  // GCC 12 takes five instructions
+#else
+  const Ints wide = __builtin_convertvector(halves, Ints);
+#endif
+  return (Lanes)(wide << 16);
 }
 
 INLINE float to_float(float value) { return value; }
@@ -78,13 +101,7 @@ INLINE Lanes fma(Lanes a, Lanes b, Lanes c) {
 #if defined(__AVX512F__)
   return (Lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__AVX2__) && defined(__FMA__)
-  struct Pair { __m256 low, high; } x, y, z;
-  std::memcpy(&x, &a, sizeof x);
-  std::memcpy(&y, &b, sizeof y);
-  std::memcpy(&z, &c, sizeof z);
-  x = {_mm256_fmadd_ps(x.low, y.low, z.low), _mm256_fmadd_ps(x.high, y.high, z.high)};
-  std::memcpy(&a, &x, sizeof a);
-  return a;
+  return (Lanes)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #else
   return a * b + c;
 #endif

@@ -13,12 +13,19 @@ namespace tasuki {
 
 constexpr int64_t ceiling(int64_t count, int64_t by) { return (count + by - 1) / by; }
 
-constexpr int PANEL = 64;  // outputs
-constexpr int PANEL_LANES = PANEL / LANES;
-constexpr int LINEAR_ROWS = 6;  // with 4 accumulators each, and 4 lanes of weights, in 32 registers
+constexpr int PANEL_LANES = SIDE_BY_SIDE;
+constexpr int PANEL = PANEL_LANES * LANES;  // outputs
+constexpr int LINEAR_ROWS = 6;
 
-// How many inputs one multiplication takes at once: bfloat16 come in pairs, side by side.
+// What inputs are multiplied as, and how many of them at once. A processor with an instruction for it
+// takes bfloat16 in pairs, side by side; any other, one by one as float32.
+#if defined(__AVX512BF16__)
+template <typename T> using Input = T;
 template <typename T> constexpr int PER_STEP = sizeof(float) / sizeof(T);
+#else
+template <typename T> using Input = float;
+template <typename T> constexpr int PER_STEP = 1;
+#endif
 
 // Steps over `inputs`; the last one of an odd number is padded with a zero.
 template <typename T> constexpr int64_t steps_of(int64_t inputs) {
@@ -43,36 +50,39 @@ void pack_panel(const T* weight, int64_t outputs, int64_t inputs, int64_t panel,
             weight[n * inputs + k];
 }
 
-INLINE Ints as_ints(const void* from) {
-  Ints ints;
-  std::memcpy(&ints, from, sizeof ints);
-  return ints;
+// One step's products of R rows, `width` inputs apart.
+template <int R, typename T>
+INLINE void add_products(Lanes (&sums)[R][PANEL_LANES], const float* x, int64_t width,
+                         const T* panel) {
+  Lanes weights[PANEL_LANES];
+  for (int c = 0; c < PANEL_LANES; ++c) weights[c] = load(panel + c * LANES);
+  for (int r = 0; r < R; ++r) {
+    const Lanes input = all(x[r * width]);
+    for (int c = 0; c < PANEL_LANES; ++c) sums[r][c] = fma(input, weights[c], sums[r][c]);
+  }
 }
 
-// One step's inputs of one row, for all lanes.
-INLINE Ints inputs_at(const float* x, int64_t) {
-  int32_t bits;
-  std::memcpy(&bits, x, sizeof bits);
-  return all_ints(bits);
-}
-INLINE Ints inputs_at(const bf16* x, int64_t left) {
-  uint32_t bits = x[0];
-  if (left > 1) std::memcpy(&bits, x, sizeof bits);
-  return all_ints(int32_t(bits));
-}
-
-INLINE Lanes add_products(Lanes sum, Ints x, Ints weights, const float*) {
-  return fma((Lanes)x, (Lanes)weights, sum);
-}
-INLINE Lanes add_products(Lanes sum, Ints x, Ints weights, const bf16*) {
 #if defined(__AVX512BF16__)
-  return (Lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)weights);
-#else
-  const Ints upper = all_ints(int32_t(0xffff0000));
-  sum = fma((Lanes)(x << 16), (Lanes)(weights << 16), sum);
-  return fma((Lanes)(x & upper), (Lanes)(weights & upper), sum);
-#endif
+template <typename To>
+INLINE To bits(const bf16* from) {
+  To to;
+  std::memcpy(&to, from, sizeof to);
+  return to;
 }
+
+template <int R>
+INLINE void add_products(Lanes (&sums)[R][PANEL_LANES], const bf16* x, int64_t width,
+                         const bf16* panel) {
+  Ints weights[PANEL_LANES];
+  for (int c = 0; c < PANEL_LANES; ++c) weights[c] = bits<Ints>(panel + c * LANES * 2);
+  for (int r = 0; r < R; ++r) {
+    const Ints input = all_ints(bits<int32_t>(x + r * width));
+    for (int c = 0; c < PANEL_LANES; ++c)
+      sums[r][c] = (Lanes)_mm512_dpbf16_ps((__m512)sums[r][c], (__m512bh)input,
+                                           (__m512bh)weights[c]);
+  }
+}
+#endif
 
 // Intel's processors since Sapphire Rapids gain up to 1.5 times by it. A Zen 4 does by itself what this
 // does, and is slower for being told: docs/adr/0007.
@@ -100,21 +110,19 @@ struct Ahead {
 // R rows times one panel: x is [R, inputs], y [R, outputs] from the panel's first output on, of which
 // `count` exist.
 template <int R, typename T>
-void multiply(const T* x, int64_t inputs, const T* panel, T* y, int64_t outputs, int64_t count,
-              Ahead& next) {
+void multiply(const Input<T>* x, int64_t inputs, const T* panel, T* y, int64_t outputs,
+              int64_t count, Ahead& next) {
   Lanes sums[R][PANEL_LANES] = {};
   Ahead ahead = next;
-  for (int64_t k = 0; k < steps_of<T>(inputs); ++k) {
+  int64_t k = 0;
+  for (; k + PER_STEP<T> <= inputs; k += PER_STEP<T>) {
     ahead.fetch_some();
-    Ints weights[PANEL_LANES];
-    for (int c = 0; c < PANEL_LANES; ++c)
-      weights[c] = as_ints(panel + (k * PANEL + c * LANES) * PER_STEP<T>);
-    for (int r = 0; r < R; ++r) {
-      const int64_t place = k * PER_STEP<T>;
-      const Ints some = inputs_at(x + r * inputs + place, inputs - place);
-      for (int c = 0; c < PANEL_LANES; ++c)
-        sums[r][c] = add_products(sums[r][c], some, weights[c], x);
-    }
+    add_products<R>(sums, x + k, inputs, panel + k * PANEL);
+  }
+  if (k < inputs) {  // the last of an odd number, beside a zero
+    Input<T> last[R * PER_STEP<T>] = {};
+    for (int r = 0; r < R; ++r) last[r * PER_STEP<T>] = x[r * inputs + k];
+    add_products<R>(sums, last, PER_STEP<T>, panel + k * PANEL);
   }
   next = ahead;
   for (int r = 0; r < R; ++r) {
@@ -125,22 +133,22 @@ void multiply(const T* x, int64_t inputs, const T* panel, T* y, int64_t outputs,
 }
 
 template <typename T>
-void multiply_some(int64_t rows, const T* x, int64_t inputs, const T* panel, T* y, int64_t outputs,
-                   int64_t count, Ahead& next) {
+void multiply_some(int64_t rows, const Input<T>* x, int64_t inputs, const T* panel, T* y,
+                   int64_t outputs, int64_t count, Ahead& next) {
   switch (rows) {
-    case 1: return multiply<1>(x, inputs, panel, y, outputs, count, next);
-    case 2: return multiply<2>(x, inputs, panel, y, outputs, count, next);
-    case 3: return multiply<3>(x, inputs, panel, y, outputs, count, next);
-    case 4: return multiply<4>(x, inputs, panel, y, outputs, count, next);
-    case 5: return multiply<5>(x, inputs, panel, y, outputs, count, next);
-    default: return multiply<6>(x, inputs, panel, y, outputs, count, next);
+    case 1: return multiply<1, T>(x, inputs, panel, y, outputs, count, next);
+    case 2: return multiply<2, T>(x, inputs, panel, y, outputs, count, next);
+    case 3: return multiply<3, T>(x, inputs, panel, y, outputs, count, next);
+    case 4: return multiply<4, T>(x, inputs, panel, y, outputs, count, next);
+    case 5: return multiply<5, T>(x, inputs, panel, y, outputs, count, next);
+    default: return multiply<6, T>(x, inputs, panel, y, outputs, count, next);
   }
 }
 
 // The same for any number of rows; `next` is the panel that comes after this one, or null.
 template <typename T>
-void multiply_rows(int64_t rows, const T* x, int64_t inputs, const T* panel, const T* next, T* y,
-                   int64_t outputs, int64_t count) {
+void multiply_rows(int64_t rows, const Input<T>* x, int64_t inputs, const T* panel, const T* next,
+                   T* y, int64_t outputs, int64_t count) {
   Ahead ahead{(const char*)next, ceiling(rows, LINEAR_ROWS)};
   for (int64_t done = 0; done < rows;) {
     const int64_t left = rows - done;
@@ -148,7 +156,7 @@ void multiply_rows(int64_t rows, const T* x, int64_t inputs, const T* panel, con
     const int64_t some = left >= 2 * LINEAR_ROWS ? LINEAR_ROWS
                          : left > LINEAR_ROWS    ? (left + 1) / 2
                                                  : left;
-    multiply_some(some, x + done * inputs, inputs, panel, y + done * outputs, outputs, count,
+    multiply_some<T>(some, x + done * inputs, inputs, panel, y + done * outputs, outputs, count,
                   ahead);
     done += some;
   }

@@ -93,15 +93,16 @@ at::Tensor silu_product(const at::Tensor& gate_up) {
   return out;
 }
 
-// Whether `linear` is the fastest there is: AMX, where a processor has it, needs another form.
+// Whether `linear` is the fastest there is. AMX, where a processor has it, needs another form; without
+// a multiply-add, whole lanes of them are no gain.
 bool has_linear(at::ScalarType type) {
-#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
-  if (type == at::kBFloat16) return true;
-#endif
-#if defined(__AVX512F__)
-  if (type == at::kFloat) return true;
-#endif
+#if !defined(__AVX512F__) && !(defined(__AVX2__) && defined(__FMA__))
   return false;
+#elif defined(__AMX_BF16__)
+  return type == at::kFloat;
+#else
+  return type == at::kFloat || type == at::kBFloat16;
+#endif
 }
 
 // Elements of `pack_weight`'s result.
@@ -143,12 +144,13 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& packed, int64_t outputs
   const int64_t tasks = ceiling(rows, step) * panels;  // of nearly the same size
   by_type(x, [&](auto kind) {
     using T = decltype(kind);
+    const at::Tensor given = std::is_same_v<Input<T>, T> ? x : x.to(at::kFloat);
     const int64_t per_panel = packed.numel() / panels;
     at::parallel_for(0, tasks, 1, [&](int64_t from, int64_t to) {
       for (int64_t task = from; task < to; ++task) {
         const int64_t first = task / panels * step, panel = task % panels;
         const int64_t next = (panel + 1) % panels;
-        multiply_rows<T>(std::min(step, rows - first), elements<T>(x) + first * inputs, inputs,
+        multiply_rows<T>(std::min(step, rows - first), elements<Input<T>>(given) + first * inputs, inputs,
                          elements<T>(packed) + panel * per_panel,
                          task + 1 < to ? elements<T>(packed) + next * per_panel : nullptr,
                          elements<T>(y) + first * outputs + panel * PANEL, outputs,
@@ -357,6 +359,7 @@ TORCH_LIBRARY(tasuki, library) {
   library.def("add_rms_norm(Tensor(a!) x, Tensor? delta, Tensor weight, float eps) -> Tensor",
               add_rms_norm);
   library.def("silu_product(Tensor gate_up) -> Tensor", silu_product);
+  library.def("instructions() -> str", [] { return std::string(INSTRUCTIONS); });
   library.def("has_linear(ScalarType dtype) -> bool", has_linear);
   library.def("packed_weight_size(int outputs, int inputs, ScalarType dtype) -> int",
               packed_weight_size);

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.dist, pytest.mark.asyncio(loop_scope="session")]
 
 PROMPT = prompt(1500, seed=9)
 WORKER = WorkerConfig(max_num_batched_tokens=256, handoff_timeout=30.0)
-SLOW = {"prefill-0": {"max_num_batched_tokens": 8}}  # about two hundred steps for the prompt
+SLOW = {"prefill-0": {"max_num_batched_tokens": 1}}  # a step for each token of the prompt
 
 
 def spec(model: Path, **worker: float) -> ClusterSpec:

@@ -94,7 +94,7 @@ async def test_split_is_as_colocated(split: LocalCluster, expected: dict[str, An
 
 async def test_fallback_is_as_colocated(tiny_model: Path, expected: dict[str, Answer]) -> None:
     """The prefill worker dies amid the transfer."""
-    slow = {"prefill-0": {"max_num_batched_tokens": 16}}
+    slow = {"prefill-0": {"max_num_batched_tokens": 1}}
     worker = WorkerConfig(max_num_batched_tokens=256, handoff_timeout=30.0)
     async with LocalCluster(
         ClusterSpec(model=tiny_model, worker=worker, overrides=slow)

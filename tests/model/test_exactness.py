@@ -60,7 +60,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def is_native(model: CausalLM) -> bool:
-    return model.facts()["attention"] == "native"
+    return model.facts()["attention"].startswith("native-")
 
 
 def prompt(model: CausalLM, length: int, seed: int) -> list[int]:
