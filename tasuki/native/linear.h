@@ -1,7 +1,7 @@
 // y = x W^T with fixed weights, for one row or thousands.
 //
 // A row's result does not depend on the rows beside it: each output adds its products in the order
-// of the inputs, in one chain, in whatever company. Weights are packed into panels of 64 outputs,
+// of the inputs, in one chain, in whatever company. Weights are packed into panels of outputs,
 // so that a panel is read once, in the order in which it lies, for all rows.
 #pragma once
 
@@ -32,7 +32,7 @@ template <typename T> constexpr int64_t steps_of(int64_t inputs) {
   return ceiling(inputs, PER_STEP<T>);
 }
 
-// Elements that a packed weight takes: [panels, steps, 64 outputs, PER_STEP].
+// Elements that a packed weight takes: [panels, steps, PANEL outputs, PER_STEP].
 template <typename T> constexpr int64_t packed_size(int64_t outputs, int64_t inputs) {
   return ceiling(outputs, PANEL) * steps_of<T>(inputs) * PANEL * PER_STEP<T>;
 }
