@@ -39,8 +39,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="Takes a quarter of an hour on two quiet cores, with --quick three minutes. "
-        "Run nothing else beside it.",
+        epilog="Takes twenty minutes on two quiet cores, an hour without AVX-512; the engine with "
+        "--quick three to seven minutes. Run nothing else beside it.",
     )  # fmt: skip
     parser.add_argument(
         "which", nargs="?", default="all", choices=(*NAMES, "all"), help="Default: all."

@@ -73,7 +73,7 @@ def build(
     env = os.environ if env is None else env
     file = file or {}
     values: dict[str, Any] = {}
-    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]  # every caller's is one
         flag, variable = flag_name(field.name), variable_name(field.name)
         if given.get(field.name) is not None:
             source, raw = flag, given[field.name]

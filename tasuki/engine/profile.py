@@ -46,6 +46,7 @@ class Profiling:
             return ProfileCaptured(command_id=command_id, steps=0, table="", trace=b"")
         recorded.stop()
         events: profiler_util.EventList = recorded.key_averages()
+        # torch does not annotate `table`
         table = events.table(sort_by="self_cpu_time_total", row_limit=ROWS)  # type: ignore[no-untyped-call]
         return ProfileCaptured(
             command_id=command_id, steps=self._steps, table=str(table), trace=_trace(recorded)

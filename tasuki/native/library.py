@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 def load(cache: Path) -> bool:
     """Compile if needed, and load. False, after one line of warning, when that cannot be had."""
     try:
+        # torch does not annotate `load_library`
         torch.ops.load_library(str(ensure_library(cache)))  # type: ignore[no-untyped-call]
         _try_them()
     except (NativeBuildError, OSError, RuntimeError) as error:

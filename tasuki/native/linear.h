@@ -98,9 +98,11 @@ struct Ahead {
   const char* line;  // null: there is none
   int64_t groups, due = 0;
 
-  INLINE void fetch_some() {
+  // With each step of each group, whose weights are so many bytes.
+  INLINE void fetch_some(int64_t bytes) {
     if (!FETCHES_AHEAD || line == nullptr) return;
-    for (due += PANEL_LANES; due >= groups; due -= groups) {
+    const int64_t each = groups * sizeof(Lanes);
+    for (due += bytes; due >= each; due -= each) {
       __builtin_prefetch(line, 0, 2);
       line += sizeof(Lanes);
     }
@@ -116,7 +118,7 @@ void multiply(const Input<T>* x, int64_t inputs, const T* panel, T* y, int64_t o
   Ahead ahead = next;
   int64_t k = 0;
   for (; k + PER_STEP<T> <= inputs; k += PER_STEP<T>) {
-    ahead.fetch_some();
+    ahead.fetch_some(PANEL * PER_STEP<T> * sizeof(T));
     add_products<R>(sums, x + k, inputs, panel + k * PANEL);
   }
   if (k < inputs) {  // the last of an odd number, beside a zero

@@ -33,6 +33,7 @@ class Inference(inference_pb2_grpc.InferenceServicer):
         self.requests: list[inference_pb2.GenerateRequest] = []
         self.cancelled = 0
 
+    # writes itself, as the router does; the stubs know only the generator form
     async def Generate(self, request: Any, context: Any) -> None:  # type: ignore[override]
         self.requests.append(request)
         try:

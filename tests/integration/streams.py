@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ class Answer:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
-def prompt(length: int, seed: int = 0) -> list[int]:
+def prompt(length: int, seed: int | str = 0) -> list[int]:
     """Printable bytes of the tiny model's tokenizer, drawn from a seed."""
     rng = random.Random(f"{length} {seed}")
     return [rng.randrange(32, 127) for _ in range(length)]
@@ -71,6 +72,17 @@ async def ask(
         logprobs,
         prompt_logprobs,
     )
+
+
+async def keep_prefilling(client: Client, load: str, enough: asyncio.Event) -> int:
+    """One long prompt after another, none of them seen before, until `enough`; how many. `load`
+    names this caller, among all that share a cluster.
+    """
+    asked = 0
+    while not enough.is_set():
+        await ask(client, prompt(1900, seed=f"{load} {asked}"), max_tokens=2)
+        asked += 1
+    return asked
 
 
 @dataclass

@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cli.local_cluster import LocalCluster
 from tasuki.client import Client
-from tests.integration.streams import ask, prompt
+from tests.integration.streams import ask, keep_prefilling, prompt
 
 pytestmark = [pytest.mark.dist, pytest.mark.asyncio(loop_scope="session")]
 
@@ -52,17 +52,11 @@ async def test_health_and_reflection_on_every_process(split: LocalCluster) -> No
 
 async def test_health_answers_within_300_ms_during_a_long_prefill(split: LocalCluster) -> None:
     checked = asyncio.Event()
-
-    async def prefill(load: int) -> int:
-        """One long prompt after another, none of them seen before, until all checks are made."""
-        asked = 0
-        while not checked.is_set():
-            await ask(client, prompt(1900, seed=4 * asked + load), max_tokens=2)
-            asked += 1
-        return asked
-
     async with Client(split.router_address) as client:
-        busy = [asyncio.ensure_future(prefill(load)) for load in range(4)]
+        busy = [
+            asyncio.ensure_future(keep_prefilling(client, f"health {number}", checked))
+            for number in range(4)
+        ]
         worst = 0.0
         for worker in split.workers:
             async with grpc.aio.insecure_channel(worker.address) as channel:

@@ -89,6 +89,10 @@ def test_this_machine_takes_the_exact_kernels(model: CausalLM) -> None:
     packs = dtype is torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
     assert model.facts()["linears"] == (NATIVE if own else PREPACKED if packs else PLAIN)
     assert not model.facts()["attention"].endswith("inexact")
+    if is_native(model):  # with what torch finds here, and said to whom bits are promised
+        instructions = torch.ops.tasuki.instructions()
+        assert instructions.startswith(torch.backends.cpu.get_cpu_capability().lower())
+        assert instructions in model.numerics().rpartition("/")[2]
     assert exactness.holds(model, model.layout(16))
 
 
@@ -103,8 +107,7 @@ def test_threads(model: CausalLM, whole: torch.Tensor, threads: int, size: int) 
     torch.set_num_threads(threads)
     same = torch.equal(logits(model, itertools.repeat(size)), whole)
     # Three threads may share out the columns of a single narrow product. A model that is loaded
-    # with
-    # so many then says that it is inexact.
+    # with so many then says that it is inexact.
     inexact = threads > 2 and not is_native(model) and probe(model.config.head_dim) is None
     assert same or inexact
 

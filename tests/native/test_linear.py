@@ -29,6 +29,12 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+def test_every_processor_with_a_multiply_add_has_it_in_float32() -> None:
+    assert torch.ops.tasuki.has_linear(torch.float32) == (
+        torch.ops.tasuki.instructions() != "plain"
+    )
+
+
 def packed(weight: torch.Tensor) -> torch.Tensor:
     size = torch.ops.tasuki.packed_weight_size(*weight.shape, weight.dtype)
     memory = torch.full((size,), torch.nan, dtype=weight.dtype)  # packing leaves none of it

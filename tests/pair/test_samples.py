@@ -20,7 +20,15 @@ SAMPLED: dict[str, Any] = {"n": 4, "temperature": 1.0, "seed": 3, "max_tokens": 
 
 
 def said(outcomes: list[Outcome]) -> list[Any]:
-    return [(one.token_ids, one.logprobs, one.prompt_logprobs) for one in outcomes]
+    return [
+        (
+            one.token_ids,
+            one.logprobs,
+            one.prompt_logprobs,
+            one.finished and one.finished.finish_reason,
+        )
+        for one in outcomes
+    ]
 
 
 async def check_same(pair: InlinePair, reason: str, **changes: Any) -> list[Outcome]:
