@@ -187,7 +187,8 @@ class DecodeCore:
     # --- state ----------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        self.links.tick()
+        pulse = self.host.pulse
+        self.links.tick(pulse.steps, pulse.age(now))
         self.handoffs.tick(now)
         metrics, waiting = self.host.metrics, self.engine.scheduler.waiting
         metrics.level("waiting_requests", len(waiting) + self.handoffs.num_waiting)

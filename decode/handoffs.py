@@ -51,7 +51,11 @@ from tasuki.transfer.receiving_link import ReceivingLink
 
 LIVE_STATES = (HandoffState.RESERVED, HandoffState.DISPATCHED, HandoffState.TRANSFERRING)
 LOCAL_ENDINGS = (AbandonReason.FINISHED, AbandonReason.CANCELLED)  # no failure, no fallback
-LINK_FAILURES = {"peer_died": AbandonReason.PREFILL_DIED, "digest": AbandonReason.DIGEST}
+LINK_FAILURES = {
+    "peer_died": AbandonReason.PREFILL_DIED,
+    "digest": AbandonReason.DIGEST,
+    "stalled": AbandonReason.STALLED,
+}
 
 
 class Handoffs:

@@ -7,8 +7,10 @@ comes.
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from tasuki.clock import Clock
 from tasuki.kv.cache import KVCache
@@ -22,10 +24,22 @@ from tasuki.messages import (
 )
 from tasuki.transfer.connector import Connector
 from tasuki.transfer.link import LinkHost, LinkSettings
-from tasuki.transfer.link_events import LinkEvent, LinkFailed
+from tasuki.transfer.link_events import LinkEvent, LinkFailed, LinkOpened
 from tasuki.transfer.receiving_link import ReceivingLink
 
 Emit = Callable[[ReceivingLink, LinkEvent], None]
+FIRST_RETRY, LAST_RETRY = 0.1, 5.0  # seconds before a lost link is opened again
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Retry:
+    """A link that was lost, or did not open, and when to try again."""
+
+    epoch: int  # of the prefill worker
+    failures: int  # in a row
+    at: float
+    message: str
 
 
 class ReceivingLinks:
@@ -48,7 +62,7 @@ class ReceivingLinks:
         self._clock = clock
         self._targets: dict[str, PrefillTarget] = {}
         self._links: dict[str, ReceivingLink] = {}
-        self._failed: dict[str, int] = {}  # worker -> epoch to which the link was lost
+        self._retries: dict[str, Retry] = {}  # by worker: the link to it was lost
         self._stale = 0  # of links that are gone
 
     @property
@@ -66,10 +80,10 @@ class ReceivingLinks:
             target = self._targets.get(link.target.worker_id)
             if target is None or target.worker_epoch != link.target.worker_epoch:
                 link.close("peer_died")  # it is gone, or has another engine now
-        self._failed = {
-            worker_id: epoch
-            for worker_id, epoch in self._failed.items()
-            if worker_id in self._targets
+        self._retries = {
+            worker_id: retry
+            for worker_id, retry in self._retries.items()
+            if worker_id in self._targets and retry.epoch == self._targets[worker_id].worker_epoch
         }
 
     def usable(self, candidates: list[PrefillTarget]) -> ReceivingLink | None:
@@ -93,18 +107,23 @@ class ReceivingLinks:
         if link is not None:
             link.close("peer_died")
 
-    def tick(self) -> None:
-        """Open the next link that is missing, unless one is being opened."""
+    def tick(self, steps: int, age: float) -> None:
+        """Look at deadlines, send heartbeats (`steps` and `age` are the engine's pulse), and open
+        the link that has been missing longest, unless one is being opened.
+        """
         for link in list(self._links.values()):
             link.expire()
+            link.beat(steps, age)
         if any(link.state == "opening" for link in self._links.values()):
             return
         linked = {link.target.worker_id for link in self._links.values()}
-        for target in self._targets.values():
-            lost = self._failed.get(target.worker_id) == target.worker_epoch
-            if target.worker_id not in linked and not lost:
-                self._open(target)
-                return
+        due = [
+            (self._retries[worker_id].at if worker_id in self._retries else 0.0, worker_id)
+            for worker_id in self._targets
+            if worker_id not in linked
+        ]
+        if due and min(due)[0] <= self._clock():
+            self._open(self._targets[min(due)[1]])
 
     def _open(self, target: PrefillTarget) -> None:
         link_id = secrets.token_hex(16)
@@ -120,9 +139,22 @@ class ReceivingLinks:
         if isinstance(event, LinkFailed):
             self._links.pop(link.link_id, None)
             self._stale += link.stale
-            self._failed[link.target.worker_id] = link.target.worker_epoch
+            self._retry_later(link.target, event)
             self._deliver(CloseLink(link_id=link.link_id, error=None))
+        elif isinstance(event, LinkOpened):
+            log.info("the link to %s is open", link.target.worker_id)
+            self._retries.pop(link.target.worker_id, None)
         self._emit(link, event)
+
+    def _retry_later(self, target: PrefillTarget, event: LinkFailed) -> None:
+        """Pauses double with every attempt in a row that failed."""
+        last = self._retries.get(target.worker_id)
+        failures = 1 if last is None or last.epoch != target.worker_epoch else last.failures + 1
+        pause = min(FIRST_RETRY * 2 ** (failures - 1), LAST_RETRY)
+        if last is None or last.message != event.message:  # once, not once per attempt
+            log.warning("the link to %s was lost: %s", target.worker_id, event.message)
+        retry = Retry(target.worker_epoch, failures, self._clock() + pause, event.message)
+        self._retries[target.worker_id] = retry
 
     def reports(self) -> list[LinkReport]:
         live = [
@@ -133,10 +165,11 @@ class ReceivingLinks:
             )
             for link in self._links.values()
         ]
+        linked = {link.worker_id for link in live}
         failed = [
-            LinkReport(worker_id=worker_id, worker_epoch=epoch, state="failed")
-            for worker_id, epoch in self._failed.items()
-            if worker_id in self._targets and self._targets[worker_id].worker_epoch == epoch
+            LinkReport(worker_id=worker_id, worker_epoch=retry.epoch, state="failed")
+            for worker_id, retry in self._retries.items()
+            if worker_id in self._targets and worker_id not in linked
         ]
         return live + failed
 

@@ -263,7 +263,8 @@ class PrefillCore:
     # --- state ----------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        self.links.tick()
+        pulse = self.host.pulse
+        self.links.tick(pulse.steps, pulse.age(now))
         metrics, waiting = self.host.metrics, self.engine.scheduler.waiting
         metrics.level("waiting_requests", len(waiting))
         oldest = max((now - request.arrived for request in waiting), default=0.0)

@@ -41,10 +41,11 @@ class SendingLinks:
         """Messages and calls that came too late."""
         return self._stale + sum(link.stale for link in self._links.values())
 
-    def tick(self) -> None:
-        """Look at the deadlines of links that are being opened."""
+    def tick(self, steps: int, age: float) -> None:
+        """Look at deadlines and send heartbeats: `steps` and `age` are the engine's pulse."""
         for link in list(self._links.values()):
             link.expire()
+            link.beat(steps, age)
 
     def __iter__(self) -> Iterator[SendingLink]:
         return iter(self._links.values())

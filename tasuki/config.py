@@ -304,7 +304,16 @@ class WorkerConfig:
     digests: bool = setting(True, "Check an xxh3 digest of every KV segment.")
     segment_bytes: int = setting(4 << 20, "Largest KV message.", metavar="BYTES")
     window_bytes: int = setting(16 << 20, "KV announced and not received, per link.")
-    link_timeout: float = setting(10.0, "Seconds to open a link, and between signs of life.")
+    link_timeout: float = setting(10.0, "Seconds to open a link.")
+    peer_timeout: float = setting(
+        3.0, "Seconds without a heartbeat before the peer of a link counts as gone."
+    )
+    step_timeout: float = setting(
+        60.0, "Seconds one step may take before the engine counts as stuck, and is started anew."
+    )
+    engine_restarts: int = setting(
+        5, "Deaths of the engine within a minute that are mended by a new one; 0: none."
+    )
     handoff_timeout: float = setting(5.0, "Seconds without progress before a handoff is given up.")
     reserve_timeout: float = setting(2.0, "Seconds a request may wait for KV blocks.")
     drain_timeout: float = setting(30.0, "Seconds that running requests get after SIGTERM.")
@@ -323,4 +332,5 @@ class WorkerConfig:
         if parse_size("--kv-cache-memory", self.kv_cache_memory) and self.kv_blocks:
             raise ConfigError("--kv-blocks and --kv-cache-memory say the same; give one of them")
         require_range(self, 0.001, "link_timeout", "handoff_timeout", "reserve_timeout")
-        require_range(self, 0, "drain_timeout")
+        require_range(self, 0.1, "peer_timeout", "step_timeout")
+        require_range(self, 0, "drain_timeout", "engine_restarts")

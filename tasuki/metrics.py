@@ -181,12 +181,17 @@ class RouterMetrics:
 
 
 class WorkerMetrics:
-    """The families of a worker, changed only by samples that its engine recorded."""
+    """The families of a worker, changed by samples that its engine recorded; how often it was
+    started again only its server knows.
+    """
 
     def __init__(self, role: Role, registry: CollectorRegistry) -> None:
         make = Families(registry)
         self.registry = registry
         self.build = make.build
+        self.engine_restarts_total = make.counter(
+            "engine_restarts_total", "Engines that were started in place of one that died."
+        )
         self._families: dict[str, Counter | Gauge | Histogram] = {
             **_engine_families(make),
             **(_prefill_families(make) if role is Role.PREFILL else _decode_families(make)),

@@ -25,4 +25,6 @@ def link_settings(config: WorkerConfig, epoch: int, layout: LayoutDescription) -
         segment_bytes=config.segment_bytes,
         window_bytes=config.window_bytes,
         open_timeout=config.link_timeout,
+        peer_timeout=config.peer_timeout,
+        step_timeout=config.step_timeout,
     )

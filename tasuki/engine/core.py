@@ -7,6 +7,7 @@ Every call is made under the loop's lock, on the control thread or between two f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from tasuki.clock import Clock
@@ -24,6 +25,18 @@ from tasuki.messages import (
     ToEngine,
 )
 from tasuki.scheduler.output import RequestUpdate
+
+
+@dataclass
+class Pulse:
+    """How the step thread is doing."""
+
+    steps: int = 0  # that were begun
+    began: float | None = None  # when the present one did; None between two
+
+    def age(self, now: float) -> float:
+        """For how many seconds the present step has run."""
+        return 0.0 if self.began is None else now - self.began
 
 
 class Recorder:
@@ -74,6 +87,7 @@ class Host:
         self._call_soon = call_soon
         self._events: list[StreamEvent] = []
         self.clock = clock
+        self.pulse = Pulse()
         self.metrics = Recorder()
 
     def emit(self, stream_id: int, event: DecodeEvent | PrefillEvent) -> None:

@@ -17,7 +17,7 @@ from tasuki.engine.core import Host, WorkerCore
 from tasuki.engine.engine import Engine
 from tasuki.engine.profile import Profiling
 from tasuki.engine.transport import Transport
-from tasuki.errors import Code, TasukiError
+from tasuki.errors import Code, EngineDiedError, TasukiError
 from tasuki.messages import (
     CaptureProfile,
     EngineFailed,
@@ -43,10 +43,14 @@ class EngineLoop:
         transport: Transport,
         make_core: Callable[[Host], WorkerCore],
         clock: Clock = monotonic,
+        *,
+        step_timeout: float = 60.0,
     ) -> None:
+        """An engine whose step takes longer than `step_timeout` seconds ends itself."""
         self.engine = engine
         self._transport = transport
         self._clock = clock
+        self._step_timeout = step_timeout
         self._changed = threading.Condition()  # its lock is the one lock
         self._stopping = False
         self._failure: BaseException | None = None
@@ -69,7 +73,8 @@ class EngineLoop:
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-        stepper.join(timeout=30)  # at most one forward
+        if not self._host.pulse.age(self._clock()) > self._step_timeout:
+            stepper.join(timeout=self._step_timeout)  # at most one forward
         return self._finish()
 
     # --- control thread -------------------------------------------------------------------------
@@ -89,6 +94,7 @@ class EngineLoop:
         for message in messages:
             self._handle(message)
         now = self._clock()
+        self._require_a_step_to_end(now)
         self.core.tick(now)
         self._report(now)
         self._host.flush()
@@ -107,6 +113,14 @@ class EngineLoop:
                 self._profiles.append(Profiling(message, self._clock()))
             case _:
                 self.core.handle(message, self._clock())
+
+    def _require_a_step_to_end(self, now: float) -> None:
+        age = self._host.pulse.age(now)
+        if age > self._step_timeout:
+            raise EngineDiedError(
+                f"a step has run for {age:.1f} s (--step-timeout {self._step_timeout:g}): the "
+                "engine is stuck and ends itself"
+            )
 
     def _call_soon(self, fn: Callable[[], None]) -> None:
         self._calls.append(fn)
@@ -180,7 +194,10 @@ class EngineLoop:
         if profiling is not None:
             profiling.begin_step()
         begin = self._clock()
+        pulse = self._host.pulse
+        pulse.steps, pulse.began = pulse.steps + 1, begin
         result = self.engine.execute(plan)
+        pulse.began = None
         if profiling is not None:
             profiling.end_step()
         with self._changed:

@@ -47,7 +47,12 @@ def serve(
         engine.warm_up()
         epoch = secrets.randbits(64)
         log.info("memory: %s", memory(engine))
-        loop = EngineLoop(engine, transport, lambda host: make_core(engine, config, epoch, host))
+        loop = EngineLoop(
+            engine,
+            transport,
+            lambda host: make_core(engine, config, epoch, host),
+            step_timeout=config.step_timeout,
+        )
     except TasukiError as error:
         transport.send(EngineFailed(error=status_of(error)))
         transport.close()

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterable, Awaitable, Callable
 
 from tasuki.clock import Clock, monotonic
+from tasuki.errors import EngineDiedError
 from tasuki.messages import KnownPrefillWorkers, LoadReport, Role, ToEngine
 from tasuki.server.prefill_roster import PrefillRoster
 from tasuki.server.worker_state import WorkerState
@@ -43,6 +44,11 @@ class WatchStreams:
         """A new load report for every router."""
         self._latest = load
         self.wake()
+
+    def begin_epoch(self) -> None:
+        """There is a new engine: it knows nothing yet, and its first report is to come."""
+        self._latest = None
+        self._tell_engine()
 
     def wake(self) -> None:
         """Say the state of this worker again: it changed."""
@@ -83,9 +89,11 @@ class WatchStreams:
                 self._tell_engine()
 
     async def _write(self, write: Callable[[worker_pb2.LoadReport], Awaitable[None]]) -> None:
+        engine = self._state.require_engine()
         while True:
             changed = self._changed
-            self._state.require_engine()  # raises, which ends the stream, when it died
+            if self._state.require_engine() is not engine:  # or raises: either ends the stream
+                raise EngineDiedError("the engine died, and another has taken its place")
             if self._latest is not None:
                 await write(report_to_proto(self._state.report(self._latest)))
             await changed.wait()

@@ -2,7 +2,8 @@
 
 1. bind the gRPC port, which fixes the worker's address and name; answer health and probes;
 2. start the engine; when it is warm, take work;
-3. when the engine ends, end every stream at once and say so everywhere;
+3. when the engine ends, end every stream at once, say so everywhere, and start another one: it has
+   a new epoch, and nothing of the old one is ever mixed up with it;
 4. draining takes no new work; closing ends the engine first, so that its links can say goodbye.
 """
 
@@ -20,6 +21,7 @@ from prometheus_client import CollectorRegistry
 
 from tasuki import __version__
 from tasuki import config as configuration
+from tasuki.clock import monotonic
 from tasuki.config import WorkerConfig
 from tasuki.errors import EngineDiedError, TasukiError, UnavailableError
 from tasuki.messages import (
@@ -29,6 +31,7 @@ from tasuki.messages import (
     PrefixCacheReset,
     ResetPrefixCache,
     Role,
+    ToEngine,
 )
 from tasuki.metrics import WorkerMetrics
 from tasuki.server.engine_commands import EngineCommands
@@ -39,6 +42,7 @@ from tasuki.server.link_streams import LinkStreams
 from tasuki.server.peer_channels import PeerChannels
 from tasuki.server.prefill_calls import PrefillCalls
 from tasuki.server.request_streams import RequestStreams
+from tasuki.server.restarts import RestartBudget
 from tasuki.server.watch import EXPIRY_SECONDS, WatchStreams
 from tasuki.server.worker_service import WorkerService
 from tasuki.server.worker_state import WorkerState
@@ -54,7 +58,9 @@ EngineFactory: TypeAlias = Callable[[WorkerConfig], EngineClient]
 
 
 class WorkerServer:
-    """Make it on an event loop, `start`, `drain`, `close`; `ended` is set when the engine ends."""
+    """Make it on an event loop, `start`, `drain`, `close`; `ended` is set when the engine ended and
+    is not started again.
+    """
 
     def __init__(self, role: Role, config: WorkerConfig, make_engine: EngineFactory) -> None:
         """Bind the gRPC port and make the engine. Raises ConfigError when the port is taken."""
@@ -65,8 +71,9 @@ class WorkerServer:
         config = dataclasses.replace(
             config, port=self.grpc.port, worker_id=config.worker_id or address
         )
+        self._make_engine = make_engine
         self.engine = make_engine(config)
-        send = self.engine.send
+        send = self._send
         self.state = WorkerState(role, config, address)
         self.page = HttpPage(self.metrics.registry, self.state.why_not_ready)
         self.channels = PeerChannels()
@@ -76,6 +83,7 @@ class WorkerServer:
         self.watches = WatchStreams(self.state, send)
         self.commands = EngineCommands(send)
         self.ended = asyncio.Event()
+        self._restarts = RestartBudget(config.engine_restarts)
         self._stopping: UnavailableError | None = None  # set once `close` has begun
         self._tasks: list[asyncio.Task[None]] = []
         service = WorkerService(
@@ -97,11 +105,18 @@ class WorkerServer:
         await self.page.start(config.host, config.metrics_port)
         await self.grpc.start()
         ready = await self.engine.start()
-        self.state.engine = ready
         self.metrics.build(self._build_facts(ready))
+        self._begin_serving(ready)
         self._tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._tick())]
-        self.grpc.health.set_serving(True)
         return ready
+
+    def _send(self, message: ToEngine) -> None:
+        """To the engine of the moment; what was meant for an older one finds nobody there."""
+        self.engine.send(message)
+
+    def _begin_serving(self, ready: EngineReady) -> None:
+        self.state.engine, self.state.end = ready, None
+        self.grpc.health.set_serving(self.state.why_not_ready() is None)
 
     def begin_drain(self) -> None:
         """Take no new work and let the engine and all routers know. Idempotent."""
@@ -134,6 +149,7 @@ class WorkerServer:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.engine.close()  # one that was being started in place of another
         await self.calls.close()
         await self.links.close()
         await self.grpc.stop(STOP_GRACE)
@@ -142,7 +158,20 @@ class WorkerServer:
     # --- while it runs --------------------------------------------------------------------------
 
     async def _follow(self) -> None:
-        """Hand out what the engine says; its end is the end of all that it owned."""
+        """Hand out what engines say; the end of one is the end of all that it owned."""
+        try:
+            while True:
+                last_words = await self._follow_one()
+                self._end(self._stopping or self._death(last_words))
+                await self.calls.close()
+                await self.links.close()
+                if self._stopping is not None or not await self._restart():
+                    return
+        finally:
+            self.ended.set()
+
+    async def _follow_one(self) -> str:
+        """Until the engine ends; returns its last words."""
         feed = EngineFeed(
             self.engine,
             streams=self.streams,
@@ -152,21 +181,36 @@ class WorkerServer:
             commands=self.commands,
             metrics=self.metrics,
         )
-        last_words = "its connection broke"
         try:
-            last_words = await feed.run()
+            return await feed.run()
         except Exception:
             log.exception("what the engine said could not be handled")
-        self._end(self._stopping or self._death(last_words))
-        self.ended.set()
-        await self.calls.close()
-        await self.links.close()
+            return "its connection broke"
+
+    async def _restart(self) -> bool:
+        """Start a new engine in place of one that died; whether there is one now."""
+        await self.engine.close()
+        if self.state.draining or not self._restarts.take(monotonic()):
+            return False
+        self.engine = self._make_engine(self.state.config)
+        try:
+            ready = await self.engine.start()
+        except TasukiError as error:
+            log.error("the engine could not be started again: %s", error.message)
+            return False
+        if self._stopping is not None:
+            return False
+        log.info("a new engine is ready: epoch %016x", ready.worker_epoch)
+        self.metrics.engine_restarts_total.inc()
+        self.watches.begin_epoch()
+        self._begin_serving(ready)
+        return True
 
     def _death(self, last_words: str) -> EngineDiedError:
         words = f": {last_words}" if last_words else ""
         log.error("the engine of worker %s died%s", self.state.worker_id, words)
         return EngineDiedError(
-            f"the engine of worker {self.state.worker_id} died{words}; place it elsewhere"
+            f"the engine of worker {self.state.worker_id} died{words}; send the request again"
         )
 
     async def _tick(self) -> None:

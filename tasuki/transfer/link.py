@@ -14,13 +14,20 @@ from typing import Literal, Protocol
 
 from tasuki.clock import Clock, monotonic
 from tasuki.errors import FenceLostError, TransferError
-from tasuki.messages import LayoutDescription, LinkClosed, LinkMessage, Rendezvous
+from tasuki.messages import (
+    Heartbeat,
+    LayoutDescription,
+    LinkClosed,
+    LinkMessage,
+    Rendezvous,
+)
 from tasuki.transfer.connector import Channel, ChannelSpec, Connector
 from tasuki.transfer.digest import DigestName
 from tasuki.transfer.link_events import LinkEvent, LinkFailed
 from tasuki.transfer.rendezvous import ControlStreamStore
 
 TOKEN_BYTES = 32
+LONGEST_LOOK = 0.5  # seconds; a longer pause between two looks is our own, and no silence of a peer
 
 LinkState = Literal["opening", "open", "failed"]
 Emit = Callable[[LinkEvent], None]
@@ -51,6 +58,13 @@ class LinkSettings:
     segment_bytes: int = 4 << 20  # at least one block goes into a segment, however small this is
     window_bytes: int = 16 << 20  # announced and not received; what the sender may owe
     open_timeout: float = 10.0  # seconds
+    peer_timeout: float = 3.0  # seconds without a word from the peer before it counts as gone
+    step_timeout: float = 60.0  # seconds one step of the peer's engine may take
+
+    @property
+    def heartbeat_seconds(self) -> float:
+        """Between two heartbeats: several may be late before the peer's patience ends."""
+        return self.peer_timeout / 6
 
     def max_segment_bytes(self, block_bytes: int) -> int:
         return max(self.segment_bytes, block_bytes)
@@ -74,6 +88,7 @@ class LinkLife:
         self.channel: Channel | None = None
         self.opened_deadline = clock() + settings.open_timeout
         self._rank = rank
+        self._settings = settings
         self._connector = connector
         self._host = host
         self._emit = emit
@@ -82,6 +97,9 @@ class LinkLife:
         self._opener: threading.Thread | None = None
         self._events: list[LinkEvent] = []
         self._flushing = False
+        self._silence = 0.0  # seconds without a message of the peer, while we were awake
+        self._looked = clock()
+        self._beat_at = clock()
 
     def open(
         self, token_out: bytes, token_in: bytes, max_segment_bytes: int, then: Callable[[], None]
@@ -103,8 +121,38 @@ class LinkLife:
     def deliver(self, message: Rendezvous) -> None:
         self._store.deliver(message.key, message.value)
 
-    def is_overdue(self) -> bool:
-        return self.state == "opening" and self._clock() >= self.opened_deadline
+    def heard(self, message: LinkMessage) -> None:
+        """Any message is a sign of life. Raises TransferError when it tells of a wedged engine."""
+        self._silence = 0.0
+        if isinstance(message, Heartbeat) and message.age > self._settings.step_timeout:
+            raise TransferError(
+                f"link {self.link_id}: the peer's engine has been in step {message.steps} for "
+                f"{message.age:.1f} s; at most {self._settings.step_timeout} s are expected",
+                reason="stalled",
+            )
+
+    def beat(self, steps: int, age: float) -> None:
+        """Send a heartbeat if it is time for one."""
+        now = self._clock()
+        if self.state == "open" and now >= self._beat_at:
+            self._beat_at = now + self._settings.heartbeat_seconds
+            self._host.send(self.link_id, Heartbeat(steps=steps, age=age))
+
+    def overdue(self, peer: str) -> TransferError | None:
+        """What `peer` should have done by now. Called several times a second."""
+        now = self._clock()
+        self._silence += min(now - self._looked, LONGEST_LOOK)
+        self._looked = now
+        if self.state == "opening" and now >= self.opened_deadline:
+            return TransferError(
+                f"{peer} did not open the link within {self._settings.open_timeout} s"
+            )
+        if self.state == "open" and self._silence >= self._settings.peer_timeout:
+            return TransferError(
+                f"{peer} said nothing for {self._settings.peer_timeout} s: stopped, or cut off",
+                reason="stalled",
+            )
+        return None
 
     def add(self, event: LinkEvent) -> None:
         """Queue an event; `flush` hands it out when the link's state is complete."""

@@ -131,11 +131,17 @@ class ReceivingLink:
         self._host.send(self.link_id, hello)
 
     def expire(self) -> None:
-        """Fail if the peer did not open in time; called now and then."""
-        if self._life.is_overdue():
-            timeout = self._settings.open_timeout
-            self._fail("link_down", f"{self.target.worker_id} did not open within {timeout} s")
+        """Fail if the peer did not open in time, or fell silent; called now and then."""
+        late = self._life.overdue(self.target.worker_id)
+        if late is not None:
+            self._fail(late.reason, late.message)
         self._life.flush()
+
+    def beat(self, steps: int, age: float) -> None:
+        """Let the peer know, now and then, how the engine here is: its step counter, and for how
+        many seconds the present step has run.
+        """
+        self._life.beat(steps, age)
 
     def expect(self, handoff: Handoff, block_ids: Sequence[int]) -> None:
         """Land the handoff's segments: `block_ids[i]` is logical block `first_block + i`.
@@ -182,6 +188,7 @@ class ReceivingLink:
             self.stale += 1
             return
         try:
+            self._life.heard(message)
             self._dispatch(message)
         except FenceLostError:
             raise
@@ -217,7 +224,7 @@ class ReceivingLink:
             case LinkClosed():
                 self._fail("link_down", f"the peer closed the link: {message.reason}", tell=False)
             case Heartbeat():
-                pass  # of interest to the role
+                pass  # it was heard
             case _:
                 raise TransferError(f"a prefill worker sent {type(message).__name__}")
 

@@ -160,10 +160,17 @@ class SendingLink:
         return 0 if handoff is None else handoff.outstanding
 
     def expire(self) -> None:
-        """Fail if the link did not open in time; called now and then."""
-        if self._life.is_overdue():
-            self._fail("link_down", f"no channel within {self._settings.open_timeout} s")
+        """Fail if the peer did not open in time, or fell silent; called now and then."""
+        late = self._life.overdue("a decode worker" if self.peer is None else self.peer.worker_id)
+        if late is not None:
+            self._fail(late.reason, late.message)
         self._life.flush()
+
+    def beat(self, steps: int, age: float) -> None:
+        """Let the peer know, now and then, how the engine here is: its step counter, and for how
+        many seconds the present step has run.
+        """
+        self._life.beat(steps, age)
 
     def close(self, reason: str, message: str = "") -> None:
         """Fence, then tell the peer; emits LinkFailed exactly once. Raises FenceLostError."""
@@ -176,6 +183,7 @@ class SendingLink:
             self.stale += 1
             return
         try:
+            self._life.heard(message)
             self._dispatch(message)
         except FenceLostError:
             raise
@@ -213,7 +221,7 @@ class SendingLink:
             case LinkClosed():
                 self._fail("link_down", f"the peer closed the link: {message.reason}", tell=False)
             case Heartbeat():
-                pass  # of interest to the role
+                pass  # it was heard
             case _:
                 raise TransferError(f"a decode worker sent {type(message).__name__}")
 

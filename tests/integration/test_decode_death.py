@@ -14,6 +14,7 @@ import pytest
 from cli.cluster_spec import ClusterSpec
 from cli.local_cluster import LocalCluster
 from tasuki.client import Client, GenerateOutput
+from tasuki.config import WorkerConfig
 from tasuki.errors import UnavailableError
 from tasuki.messages import Role
 from tests.integration.scrape import assert_no_leaks
@@ -25,7 +26,8 @@ LONG = 1500
 
 
 async def test_a_dead_decode_engine_ends_only_its_own_streams(tiny_model: Path) -> None:
-    async with LocalCluster(ClusterSpec(model=tiny_model, decode=2)) as cluster:
+    spec = ClusterSpec(model=tiny_model, decode=2, worker=WorkerConfig(engine_restarts=0))
+    async with LocalCluster(spec) as cluster:
         await cluster.wait_ready()
         victim, other = cluster.workers_of(Role.DECODE)
         (prefill,) = cluster.workers_of(Role.PREFILL)

@@ -25,6 +25,7 @@ class RunningWorker:
     stub: worker_pb2_grpc.WorkerAsyncStub
     describe: common_pb2_grpc.ServerAsyncStub
     health: health_pb2_grpc.HealthStub
+    engines: list[FakeEngine]  # all that there were, `engine` the first
 
     @property
     def target(self) -> PrefillTarget:
@@ -51,17 +52,19 @@ class RunningWorker:
 
 @asynccontextmanager
 async def running(
-    role: Role, *, started: bool = True, epoch: int = 0xABC
+    role: Role, *, started: bool = True, epoch: int = 0xABC, restarts: int = 0
 ) -> AsyncIterator[RunningWorker]:
-    """A started worker; at the end it is closed, and nothing of it may be left."""
+    """A started worker; at the end it is closed, and nothing of it may be left. Every engine that
+    takes the place of one that died has the next epoch.
+    """
     engines: list[FakeEngine] = []
 
     def make(config: WorkerConfig) -> FakeEngine:
-        engines.append(FakeEngine(config, epoch=epoch))
+        engines.append(FakeEngine(config, epoch=epoch + len(engines)))
         return engines[-1]
 
-    server = WorkerServer(role, WorkerConfig(model="tiny"), make)
-    (engine,) = engines
+    server = WorkerServer(role, WorkerConfig(model="tiny", engine_restarts=restarts), make)
+    engine = engines[0]
     channel = internal_channel(server.state.address)
     worker = RunningWorker(
         server,
@@ -69,6 +72,7 @@ async def running(
         worker_pb2_grpc.WorkerStub(channel),
         common_pb2_grpc.ServerStub(channel),
         health_pb2_grpc.HealthStub(channel),
+        engines,
     )
     try:
         if started:
@@ -78,7 +82,7 @@ async def running(
         await channel.close()
         await server.close()
         worker.check_nothing_is_left()
-        assert engine.closed
+        assert all(engine.closed for engine in engines)
 
 
 def decode_request(

@@ -148,7 +148,7 @@ async def test_the_end_of_the_parent_is_the_end(stream: bool) -> None:
 
 
 async def test_the_end_of_the_engine_is_told_and_is_exit_code_1() -> None:
-    async with program() as worker:
+    async with program("--engine-restarts=0") as worker:
         async with stub_of(await worker.ready_line()) as stub:
             error = error_from_rpc(await rpc_error(stub.Decode(decode_request("die"))))
             assert error.reason == "engine_died"
