@@ -42,7 +42,7 @@ class SendingLinks:
         return self._stale + sum(link.stale for link in self._links.values())
 
     def tick(self) -> None:
-        """Look at the deadlines of links that are being opened."""
+        """Look at the deadlines: links being opened, peers that should receive."""
         for link in list(self._links.values()):
             link.expire()
 

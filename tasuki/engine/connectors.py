@@ -25,4 +25,5 @@ def link_settings(config: WorkerConfig, epoch: int, layout: LayoutDescription) -
         segment_bytes=config.segment_bytes,
         window_bytes=config.window_bytes,
         open_timeout=config.link_timeout,
+        progress_timeout=config.handoff_timeout,
     )

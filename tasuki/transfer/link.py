@@ -51,6 +51,7 @@ class LinkSettings:
     segment_bytes: int = 4 << 20  # at least one block goes into a segment, however small this is
     window_bytes: int = 16 << 20  # announced and not received; what the sender may owe
     open_timeout: float = 10.0  # seconds
+    progress_timeout: float = 5.0  # seconds in which something announced must be received
 
     def max_segment_bytes(self, block_bytes: int) -> int:
         return max(self.segment_bytes, block_bytes)

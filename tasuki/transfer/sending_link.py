@@ -78,6 +78,7 @@ class SendingLink:
         self._cache = cache
         self._settings = settings
         self._host = host
+        self._clock = clock
         self._life = LinkLife(link_id, 0, connector, settings, host, emit, clock)
         self._block_bytes = cache.layout.block_bytes
         self._max_segment = settings.max_segment_bytes(self._block_bytes)
@@ -116,7 +117,10 @@ class SendingLink:
             raise TransferError(
                 f"handoff {handoff_id} is under way already; every attempt needs a new id"
             )
-        self._handoffs[handoff_id] = OutgoingHandoff(handoff_id, first_block, num_blocks)
+        timeout = self._settings.progress_timeout
+        self._handoffs[handoff_id] = OutgoingHandoff(
+            handoff_id, first_block, num_blocks, now=self._clock(), progress_timeout=timeout
+        )
 
     def offer(self, handoff_id: str, first_block: int, block_ids: Sequence[int]) -> None:
         """Logically consecutive blocks that are complete and will never be written again.
@@ -146,7 +150,7 @@ class SendingLink:
     def abandon(self, handoff_id: str, reason: AbandonReason) -> None:
         """Announce nothing more. The peer is told unless it already has the Commit."""
         handoff = self._handoffs.get(handoff_id)
-        if handoff is None or not handoff.abandon():
+        if handoff is None or not handoff.abandon(reason, self._clock()):
             self.stale += 1
             return
         self._queue.drop(handoff_id)
@@ -160,9 +164,12 @@ class SendingLink:
         return 0 if handoff is None else handoff.outstanding
 
     def expire(self) -> None:
-        """Fail if the link did not open in time; called now and then."""
+        """Fail if the link did not open in time or the peer stopped receiving; called often."""
         if self._life.is_overdue():
             self._fail("link_down", f"no channel within {self._settings.open_timeout} s")
+        stalled = [h.awaited for h in self._handoffs.values() if h.stalled(self._clock())]
+        if stalled:
+            self._fail("stalled", f"the peer did not receive {stalled[0]}")
         self._life.flush()
 
     def close(self, reason: str, message: str = "") -> None:
@@ -296,7 +303,7 @@ class SendingLink:
         self._next_seq += 1
         self._segments[seq] = segment
         self._unreceived += segment.nbytes
-        handoff.announce(len(run.block_ids))
+        handoff.announce(len(run.block_ids), self._clock())
         announce = Announce(
             link_seq=seq,
             handoff_id=run.handoff_id,
@@ -334,6 +341,8 @@ class SendingLink:
         self._next_received += 1
         segment.received = True
         self._unreceived -= segment.nbytes
+        for handoff in self._handoffs.values():
+            handoff.progress(self._clock())
         self._settle(seq, segment)
 
     def _completed(self, seq: int, error: TransferError | None) -> None:  # on a completion thread
@@ -358,7 +367,7 @@ class SendingLink:
                 segment.staging.release()
             run = segment.run
             handoff = self._handoffs[run.handoff_id]
-            handoff.receive(len(run.block_ids))
+            handoff.receive(len(run.block_ids), self._clock())
             count = len(run.block_ids)
             self._life.add(SegmentSent(run.handoff_id, run.first_block, count, segment.nbytes))
             self._advance(handoff)
@@ -367,7 +376,7 @@ class SendingLink:
     def _advance(self, handoff: OutgoingHandoff) -> None:
         if handoff.ready_to_commit:
             assert handoff.tokens is not None
-            handoff.finish_commit()
+            handoff.finish_commit(self._clock())
             commit = Commit(
                 handoff_id=handoff.handoff_id, tokens=handoff.tokens, blocks=handoff.announced
             )
