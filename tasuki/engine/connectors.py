@@ -27,4 +27,5 @@ def link_settings(config: WorkerConfig, epoch: int, layout: LayoutDescription) -
         open_timeout=config.link_timeout,
         peer_timeout=config.peer_timeout,
         step_timeout=config.step_timeout,
+        progress_timeout=config.handoff_timeout,
     )

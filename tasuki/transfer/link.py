@@ -60,6 +60,7 @@ class LinkSettings:
     open_timeout: float = 10.0  # seconds
     peer_timeout: float = 3.0  # seconds without a word from the peer before it counts as gone
     step_timeout: float = 60.0  # seconds one step of the peer's engine may take
+    progress_timeout: float = 5.0  # seconds in which something announced must be received
 
     @property
     def heartbeat_seconds(self) -> float:

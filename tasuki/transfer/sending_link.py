@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import torch
-
 from tasuki.clock import Clock
 from tasuki.errors import FenceLostError, TransferError
 from tasuki.kv.cache import KVCache
@@ -36,8 +34,9 @@ from tasuki.transfer.digest import Digest, digest_named, negotiate, no_digest
 from tasuki.transfer.link import TOKEN_BYTES, Emit, LinkHost, LinkLife, LinkSettings, LinkState
 from tasuki.transfer.link_events import HandoffDrained, LinkOpened, SegmentSent
 from tasuki.transfer.outgoing_handoff import OutgoingHandoff
+from tasuki.transfer.outgoing_segment import OutgoingSegment
 from tasuki.transfer.send_queue import OfferedRun, SendQueue
-from tasuki.transfer.staging import Staging, StagingRing
+from tasuki.transfer.staging import StagingRing
 
 
 @dataclass(frozen=True)
@@ -46,19 +45,6 @@ class LinkPeer:
 
     worker_id: str
     worker_epoch: int
-
-
-@dataclass(eq=False)
-class OutgoingSegment:
-    """One debt. It is settled once it was sent and the peer has it."""
-
-    run: OfferedRun
-    nbytes: int
-    view: torch.Tensor
-    staging: Staging | None
-    posted: bool = False
-    sent: bool = False
-    received: bool = False
 
 
 class SendingLink:
@@ -78,6 +64,7 @@ class SendingLink:
         self._cache = cache
         self._settings = settings
         self._host = host
+        self._clock = clock
         self._life = LinkLife(link_id, 0, connector, settings, host, emit, clock)
         self._block_bytes = cache.layout.block_bytes
         self._max_segment = settings.max_segment_bytes(self._block_bytes)
@@ -116,7 +103,10 @@ class SendingLink:
             raise TransferError(
                 f"handoff {handoff_id} is under way already; every attempt needs a new id"
             )
-        self._handoffs[handoff_id] = OutgoingHandoff(handoff_id, first_block, num_blocks)
+        timeout = self._settings.progress_timeout
+        self._handoffs[handoff_id] = OutgoingHandoff(
+            handoff_id, first_block, num_blocks, now=self._clock(), progress_timeout=timeout
+        )
 
     def offer(self, handoff_id: str, first_block: int, block_ids: Sequence[int]) -> None:
         """Logically consecutive blocks that are complete and will never be written again.
@@ -146,7 +136,7 @@ class SendingLink:
     def abandon(self, handoff_id: str, reason: AbandonReason) -> None:
         """Announce nothing more. The peer is told unless it already has the Commit."""
         handoff = self._handoffs.get(handoff_id)
-        if handoff is None or not handoff.abandon():
+        if handoff is None or not handoff.abandon(reason, self._clock()):
             self.stale += 1
             return
         self._queue.drop(handoff_id)
@@ -160,10 +150,13 @@ class SendingLink:
         return 0 if handoff is None else handoff.outstanding
 
     def expire(self) -> None:
-        """Fail if the peer did not open in time, or fell silent; called now and then."""
+        """Fail if the peer did not open in time, fell silent or stopped receiving; called often."""
         late = self._life.overdue("a decode worker" if self.peer is None else self.peer.worker_id)
         if late is not None:
             self._fail(late.reason, late.message)
+        stalled = [h.awaited for h in self._handoffs.values() if h.stalled(self._clock())]
+        if stalled:
+            self._fail("stalled", f"the peer did not receive {stalled[0]}")
         self._life.flush()
 
     def beat(self, steps: int, age: float) -> None:
@@ -304,7 +297,7 @@ class SendingLink:
         self._next_seq += 1
         self._segments[seq] = segment
         self._unreceived += segment.nbytes
-        handoff.announce(len(run.block_ids))
+        handoff.announce(len(run.block_ids), self._clock())
         announce = Announce(
             link_seq=seq,
             handoff_id=run.handoff_id,
@@ -342,6 +335,8 @@ class SendingLink:
         self._next_received += 1
         segment.received = True
         self._unreceived -= segment.nbytes
+        for handoff in self._handoffs.values():
+            handoff.progress(self._clock())
         self._settle(seq, segment)
 
     def _completed(self, seq: int, error: TransferError | None) -> None:  # on a completion thread
@@ -366,7 +361,7 @@ class SendingLink:
                 segment.staging.release()
             run = segment.run
             handoff = self._handoffs[run.handoff_id]
-            handoff.receive(len(run.block_ids))
+            handoff.receive(len(run.block_ids), self._clock())
             count = len(run.block_ids)
             self._life.add(SegmentSent(run.handoff_id, run.first_block, count, segment.nbytes))
             self._advance(handoff)
@@ -375,7 +370,7 @@ class SendingLink:
     def _advance(self, handoff: OutgoingHandoff) -> None:
         if handoff.ready_to_commit:
             assert handoff.tokens is not None
-            handoff.finish_commit()
+            handoff.finish_commit(self._clock())
             commit = Commit(
                 handoff_id=handoff.handoff_id, tokens=handoff.tokens, blocks=handoff.announced
             )

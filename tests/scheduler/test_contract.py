@@ -10,6 +10,18 @@ from tasuki.scheduler.output import ModelRunnerOutput
 from tests.scheduler.rig import answer, check, drain, hand_over, make, request, step
 
 
+def test_c2_a_dispatch_to_the_model_carries_prefix_pending_tokens_and_the_whole_table() -> None:
+    scheduler = make(num_blocks=8, max_num_batched_tokens=4)
+    scheduler.add(request(7, prompt_len=6), 0.0)
+    step(scheduler)
+    plan = scheduler.schedule(0.0)
+    (entry,) = plan.requests
+    assert (entry.key, entry.num_computed_tokens, entry.token_ids) == (7, 4, [104, 105])
+    assert list(entry.block_ids) == list(scheduler.blocks.table(7))
+    assert len(entry.block_ids) * 4 >= 6
+    scheduler.update(plan, answer(plan))
+
+
 def test_c3_blocks_are_there_before_a_token_is_scheduled() -> None:
     """Growth included: with nothing left to allocate nothing is scheduled."""
     scheduler = make(num_blocks=6, max_num_batched_tokens=8)

@@ -168,42 +168,99 @@ def test_a_handoff_of_no_blocks_commits_at_once() -> None:
     handoff.check_integrity()
 
 
-def test_outgoing_commits_after_the_last_announce_and_drains_after_the_last_receipt() -> None:
-    outgoing = OutgoingHandoff("h", 1, 3)
+def make_outgoing(first_block: int, num_blocks: int, **fields: float) -> OutgoingHandoff:
+    return OutgoingHandoff(
+        "h",
+        first_block,
+        num_blocks,
+        now=0.0,
+        progress_timeout=5.0,
+        deadline=fields.get("deadline", math.inf),
+    )
+
+
+def test_outgoing_goes_through_the_same_states_and_drains_after_the_last_receipt() -> None:
+    outgoing = make_outgoing(1, 3)
+    states = [outgoing.state]
     assert outgoing.offer(1, 2)
-    outgoing.announce(2)
+    states.append(outgoing.state)  # the peer knows of nothing yet
+    outgoing.announce(2, 1.0)
+    states.append(outgoing.state)
+    assert states == ["dispatched", "dispatched", "transferring"]
     with pytest.raises(TransferError, match="commit"):
         outgoing.commit(60)
     assert outgoing.offer(3, 1)
     assert outgoing.commit(60)
     assert not outgoing.ready_to_commit
-    outgoing.announce(1)
+    outgoing.announce(1, 2.0)
     assert outgoing.ready_to_commit
-    outgoing.finish_commit()
-    assert not outgoing.abandon()
+    outgoing.finish_commit(2.5)
+    assert outgoing.is_committed
+    assert not outgoing.abandon(AbandonReason.CANCELLED, 3.0)
+    assert outgoing.abandon_reason is None
+    assert outgoing.ended_at == 2.5
     assert outgoing.outstanding == 3
-    outgoing.receive(2)
+    outgoing.receive(2, 3.0)
     assert not outgoing.drained
-    outgoing.receive(1)
+    outgoing.receive(1, 4.0)
     assert outgoing.drained
     outgoing.check_integrity()
 
 
 @pytest.mark.parametrize(("first", "count"), [(0, 1), (2, 1), (1, 4), (1, 0)])
 def test_offers_are_consecutive_and_in_range(first: int, count: int) -> None:
-    outgoing = OutgoingHandoff("h", 1, 3)
+    outgoing = make_outgoing(1, 3)
     with pytest.raises(TransferError, match="offered"):
         outgoing.offer(first, count)
 
 
 def test_outgoing_abandoned_drops_late_offers_and_still_owes_what_it_announced() -> None:
-    outgoing = OutgoingHandoff("h", 0, 3)
+    outgoing = make_outgoing(0, 3)
     outgoing.offer(0, 2)
-    outgoing.announce(1)
-    assert outgoing.abandon()
+    outgoing.announce(1, 1.0)
+    assert outgoing.abandon(AbandonReason.CANCELLED, 2.0)
+    assert (outgoing.state, outgoing.abandon_reason) == ("abandoned", "cancelled")
     assert not outgoing.offer(2, 1)
     assert not outgoing.commit(40)
-    assert outgoing.stale == 2
+    assert not outgoing.abandon(AbandonReason.STALLED, 2.0)
+    assert outgoing.abandon_reason is AbandonReason.CANCELLED, "the first reason stays"
+    assert outgoing.stale == 3
     assert not outgoing.drained
-    outgoing.receive(1)
+    outgoing.receive(1, 3.0)
     assert outgoing.drained
+    outgoing.check_integrity()
+
+
+def test_outgoing_waits_for_the_peer_by_progress_and_only_while_it_is_owed_something() -> None:
+    outgoing = make_outgoing(0, 3)
+    assert outgoing.deadline == math.inf, "computing: its call and the request end it"
+    outgoing.offer(0, 3)
+    outgoing.announce(2, 10.0)
+    assert outgoing.deadline == 15.0
+    outgoing.receive(1, 12.0)
+    assert outgoing.deadline == 17.0
+    outgoing.progress(13.0)  # another handoff's segment, ahead of ours on the same link
+    assert not outgoing.stalled(17.9)
+    assert outgoing.stalled(18.0)
+    assert outgoing.expired(18.0)
+    assert outgoing.awaited == "1 announced block of handoff h within 5.0 s"
+    outgoing.receive(1, 14.0)
+    assert outgoing.deadline == math.inf
+    outgoing.announce(1, 20.0)
+    outgoing.abandon(AbandonReason.CANCELLED, 21.0)
+    assert outgoing.deadline == 25.0, "an end does not excuse the peer"
+    outgoing.receive(1, 22.0)
+    assert outgoing.drained
+    assert outgoing.deadline == math.inf
+
+
+def test_outgoing_has_the_requests_own_deadline_until_its_end() -> None:
+    outgoing = make_outgoing(0, 1, deadline=3.0)
+    assert not outgoing.expired(2.9)
+    assert outgoing.expired(3.0)
+    assert not outgoing.stalled(3.0), "that the request is late is not the peer's fault"
+    outgoing.offer(0, 1)
+    outgoing.announce(1, 1.0)
+    assert outgoing.deadline == 3.0
+    outgoing.abandon(AbandonReason.DEADLINE, 3.0)
+    assert outgoing.deadline == 6.0

@@ -44,7 +44,9 @@ class HandoffMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.decode.state is HandoffState.RESERVED)
     def dispatch(self) -> None:
         self.decode.dispatch(self.see())
-        self.prefill = OutgoingHandoff("h", self.first, self.count)
+        self.prefill = OutgoingHandoff(
+            "h", self.first, self.count, now=self.now, progress_timeout=TIMEOUT
+        )
         self.rpc.append("accept")
 
     @rule(count=st.integers(1, 4))
@@ -63,7 +65,7 @@ class HandoffMachine(RuleBasedStateMachine):
         count = min(count, self.prefill.offered - self.prefill.announced)
         if count and not self.prefill.is_over:
             first = self.first + self.prefill.announced
-            self.prefill.announce(count)
+            self.prefill.announce(count, self.see())
             self.control.append(("announce", first, count))
             self.data.append((first, count))
             self.try_commit()
@@ -80,7 +82,7 @@ class HandoffMachine(RuleBasedStateMachine):
     def try_commit(self) -> None:
         assert self.prefill is not None
         if self.link_up and self.prefill.ready_to_commit:
-            self.prefill.finish_commit()
+            self.prefill.finish_commit(self.see())
             assert self.prefill.tokens is not None
             self.control.append(("commit", self.prefill.tokens, self.prefill.announced))
 
@@ -88,7 +90,7 @@ class HandoffMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.prefill is not None)
     def prefill_abandons(self) -> None:
         assert self.prefill is not None
-        if self.prefill.abandon():
+        if self.prefill.abandon(AbandonReason.CANCELLED, self.see()):
             self.control.append(("abandoned", 0, 0))
 
     @rule()
@@ -117,7 +119,7 @@ class HandoffMachine(RuleBasedStateMachine):
     @precondition(lambda self: bool(self.back))
     def deliver_back(self) -> None:
         assert self.prefill is not None
-        self.prefill.receive(self.back.popleft())
+        self.prefill.receive(self.back.popleft(), self.see())
 
     @rule()
     @precondition(lambda self: bool(self.rpc))
@@ -152,7 +154,7 @@ class HandoffMachine(RuleBasedStateMachine):
             self.ended = self.decode.state
         if self.decode.is_committed:
             assert self.prefill is not None
-            assert self.prefill.committed
+            assert self.prefill.is_committed
             assert run == self.count
         timings = self.decode.timings()
         assert min(timings.transfer, timings.exposed_transfer, timings.commit_wait) >= 0.0

@@ -13,6 +13,7 @@ from tasuki.transfer.link_events import (
     HandoffDrained,
     LinkFailed,
     SegmentReceived,
+    SegmentSent,
 )
 from tasuki.transfer.loopback import LoopbackConnector
 from tasuki.transfer.loopback_fault import PlannedFault, Verdict
@@ -112,6 +113,48 @@ def test_a_dropped_segment_is_caught_by_its_progress_deadline() -> None:
     assert quarantined == {4, 5, 6, 7}
     rig.close()
     assert rig.decode.of(LinkFailed)[0].released_block_ids == quarantined
+
+
+def test_a_peer_that_receives_nothing_is_given_up_and_its_link_with_it() -> None:
+    rig, _ = open_rig({1: Verdict.HOLD})
+    handoff = rig.handoff(0, list(range(8)))
+    rig.sender.offer(handoff.handoff_id, 0, list(range(8)))
+    rig.run_until(lambda: rig.sender.outstanding(handoff.handoff_id) == 4)
+    rig.clock.advance(4.0)
+    other = rig.handoff(0, [20])  # what is announced now excuses nothing that is owed already
+    rig.sender.offer(other.handoff_id, 0, [20])
+    assert rig.prefill.of(Announce)[-1].handoff_id == other.handoff_id
+    rig.clock.advance(0.9)
+    rig.sender.expire()
+    assert rig.sender.state == "open"
+    rig.clock.advance(0.1)
+    rig.sender.expire()
+    failed = rig.prefill.of(LinkFailed)[0]
+    assert failed.reason == "stalled"
+    awaited = f"4 announced blocks of handoff {handoff.handoff_id} within 5.0 s"
+    assert failed.message == f"the peer did not receive {awaited}"
+    rig.loop.run_until(rig.both_failed)
+    assert rig.prefill.of(LinkClosed) == [LinkClosed(reason="stalled")]
+    rig.close()
+
+
+def test_a_slow_link_on_which_anything_moves_is_not_given_up() -> None:
+    """First in, first out: what waits behind others comes nearer with each of them."""
+    rig, fault = open_rig({0: Verdict.HOLD, 1: Verdict.HOLD})
+    first, second = rig.handoff(0, [0, 1, 2, 3]), rig.handoff(0, [4, 5, 6, 7])
+    rig.sender.offer(first.handoff_id, 0, [0, 1, 2, 3])
+    rig.sender.offer(second.handoff_id, 0, [4, 5, 6, 7])
+    for index in range(2):
+        rig.clock.advance(4.0)
+        rig.sender.expire()
+        assert rig.sender.state == "open", f"given up after {rig.clock()} s"
+        fault.release(index)
+        rig.run_until(lambda: len(rig.decode.of(SegmentReceived)) > index)  # noqa: B023
+        rig.run_until(lambda: len(rig.prefill.of(SegmentSent)) > index)  # noqa: B023
+    rig.clock.advance(100.0)
+    rig.sender.expire()
+    assert rig.sender.state == "open", "nothing is owed"
+    rig.close()
 
 
 def test_a_flipped_byte_is_caught_and_closes_the_link() -> None:
