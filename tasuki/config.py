@@ -244,7 +244,12 @@ class WorkerConfig:
     dtype: str = setting(
         "float32", "Element type of weights and KV.", choices=("float32", "bfloat16")
     )
-    native: bool = setting(True, "Compute with compiled kernels, where there is a C++ compiler.")
+    device: str = setting(
+        "cpu", "What computes and holds the KV: cpu, cuda or cuda:N.", metavar="DEVICE"
+    )
+    native: bool = setting(
+        True, "On a CPU, compute with compiled kernels, where there is a C++ compiler."
+    )
     host: str = setting("127.0.0.1", "Address to listen on.")
     port: int = setting(0, "gRPC port; 0 takes a free one.")
     metrics_port: int = setting(0, "Port of /metrics, /healthz and /readyz; 0 takes a free one.")
@@ -324,3 +329,7 @@ class WorkerConfig:
             raise ConfigError("--kv-blocks and --kv-cache-memory say the same; give one of them")
         require_range(self, 0.001, "link_timeout", "handoff_timeout", "reserve_timeout")
         require_range(self, 0, "drain_timeout")
+        if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", self.device):
+            raise ConfigError(
+                f"--device is {self.device[:60]!r}; expected cpu, cuda or cuda:N, such as cuda:1"
+            )

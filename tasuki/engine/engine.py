@@ -38,6 +38,7 @@ from tasuki.messages import FinishReason, LayoutDescription, SamplingParams
 from tasuki.messages.sampling import require_answerable, require_valid, require_vocabulary
 from tasuki.model import exactness
 from tasuki.model.config import ModelConfig
+from tasuki.model.device import open_device
 from tasuki.model.transformer import CausalLM
 from tasuki.model.weights import weights_digest
 from tasuki.native import library
@@ -93,13 +94,15 @@ class Engine:
                 "the positions this model was trained for"
             )
         torch.set_num_threads(config.threads)
+        device = open_device(config.device)
         window = model_config.sliding_window
         if window is not None and max_model_len > window:
             raise ModelError(
                 f"{directory} has a sliding_window of {window} positions, shorter than the context "
                 f"of {max_model_len}, which is not supported; start with --max-model-len {window}"
             )
-        native = config.native and library.load(cache_root(os.environ))
+        on_cpu = device.type == "cpu"
+        native = on_cpu and config.native and library.load(cache_root(os.environ))
         layout = model_config.kv_layout(config.block_size, config.dtype, keys_transposed=native)
         num_blocks = choose_num_blocks(
             layout,
@@ -108,9 +111,11 @@ class Engine:
             parse_size("--kv-cache-memory", config.kv_cache_memory),
         )
         require_memory(
-            model_config.weight_bytes(config.dtype), layout, num_blocks, available_memory()
+            model_config.weight_bytes(config.dtype), layout, num_blocks, available_memory(device)
         )
-        model = CausalLM.load(directory, dtype=config.dtype, native=native, positions=max_model_len)
+        model = CausalLM.load(
+            directory, dtype=config.dtype, native=native, positions=max_model_len, device=device
+        )
         give_back_memory()
         identity = layout.describe(
             model_id=model_config.model_id,
@@ -135,7 +140,7 @@ class Engine:
         scheduler = Scheduler(limits, blocks)
         return cls(
             model,
-            KVCache(layout, num_blocks),
+            KVCache(layout, num_blocks, str(device)),
             scheduler,
             identity,
             measures_budget=not config.max_num_batched_tokens,
@@ -240,10 +245,10 @@ class Engine:
                 self.measure(plan, time.perf_counter() - begin)
                 self.update(plan, result)
         self.blocks.reset_prefix_cache()
-        self.cache.tensor.zero_()  # all of it is resident from now on: no step waits for memory
+        self.cache.clear()  # all of it is resident from now on: no step waits for memory
         give_back_memory()
         held = self.model.config.weight_bytes(self.model.dtype) + self.cache.nbytes
-        self.overhead = resident_memory() - held
+        self.overhead = resident_memory(self.model.device) - held
 
     def _time_worst_step(self, num_tokens: int) -> float:
         layout, pool = self.cache.layout, self.blocks.pool

@@ -1,4 +1,7 @@
-"""Whether a model and its KV cache fit into this device's memory, with the arithmetic to show."""
+"""Whether a model and its KV cache fit into this device's memory, with the arithmetic to show.
+
+Knows the host's memory and a GPU's; what else needs memory is told to it in bytes.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +10,32 @@ import gc
 import os
 from pathlib import Path
 
+import torch
+
 from tasuki.errors import ConfigError, ModelError
 from tasuki.kv.layout import KVLayout
+from tasuki.model.device import CPU
 
 DEFAULT_KV_BYTES = 384 << 20  # three workers of the demo model then stay under 4 GiB
 DEFAULT_KV_REQUESTS = 8
 MIB = 1 << 20
 
 
-def available_memory() -> int:
-    """Bytes that can be allocated without swapping, from /proc/meminfo."""
+def available_memory(device: torch.device = CPU) -> int:
+    """Bytes that can be allocated: of a GPU's memory, or without swapping, from /proc/meminfo."""
+    if device.type != "cpu":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free)
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     raise ModelError("/proc/meminfo does not name MemAvailable; this needs Linux 3.14 or newer")
 
 
-def resident_memory() -> int:
-    """Bytes of this process that are in memory now."""
+def resident_memory(device: torch.device = CPU) -> int:
+    """Bytes of this process that are in this device's memory now: on a GPU, what torch took."""
+    if device.type != "cpu":
+        return torch.cuda.memory_reserved(device)
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
