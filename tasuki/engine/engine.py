@@ -23,6 +23,7 @@ from tasuki.clock import Clock, monotonic
 from tasuki.config import WorkerConfig, parse_size
 from tasuki.convert.resolve import resolve_model
 from tasuki.engine import token_budget
+from tasuki.engine.connectors import link_memory
 from tasuki.engine.memory import (
     available_memory,
     choose_num_blocks,
@@ -104,15 +105,16 @@ class Engine:
         on_cpu = device.type == "cpu"
         native = on_cpu and config.native and library.load(cache_root(os.environ))
         layout = model_config.kv_layout(config.block_size, config.dtype, keys_transposed=native)
+        link_bytes = link_memory(config, layout.block_bytes)
         num_blocks = choose_num_blocks(
             layout,
             max_model_len,
             config.kv_blocks,
             parse_size("--kv-cache-memory", config.kv_cache_memory),
+            link_bytes,
         )
-        require_memory(
-            model_config.weight_bytes(config.dtype), layout, num_blocks, available_memory(device)
-        )
+        weight_bytes = model_config.weight_bytes(config.dtype)
+        require_memory(weight_bytes, layout, num_blocks, available_memory(device), link_bytes)
         model = CausalLM.load(
             directory, dtype=config.dtype, native=native, positions=max_model_len, device=device
         )

@@ -48,31 +48,39 @@ def give_back_memory() -> None:
         trim(0)
 
 
-def choose_num_blocks(layout: KVLayout, max_model_len: int, wanted: int, nbytes: int = 0) -> int:
-    """How many KV blocks to have: `wanted`, or those that fit into `nbytes`, or (both 0) room for a
-    few of the longest requests. Raises ConfigError when not even one block fits.
+def choose_num_blocks(
+    layout: KVLayout, max_model_len: int, wanted: int, nbytes: int = 0, link_bytes: int = 0
+) -> int:
+    """How many KV blocks to have: `wanted`, or those that fit into `nbytes` beside the links'
+    buffers, or (both 0) room for a few of the longest requests. Raises ConfigError when not even
+    one block fits.
     """
     if wanted:
         return wanted
     if nbytes:
-        if nbytes < layout.block_bytes:
+        room = nbytes - link_bytes
+        if room < layout.block_bytes:
+            links = f", beside {link_bytes} for links" if link_bytes else ""
             raise ConfigError(
                 f"--kv-cache-memory is {nbytes} bytes, and one KV block of this model takes "
-                f"{layout.block_bytes}; ask for more"
+                f"{layout.block_bytes}{links}; ask for more"
             )
-        return nbytes // layout.block_bytes
+        return room // layout.block_bytes
     longest = layout.blocks_for(max_model_len + 1)
     affordable = max(1, DEFAULT_KV_BYTES // layout.block_bytes)
     return max(longest, min(DEFAULT_KV_REQUESTS * longest, affordable))
 
 
-def require_memory(weight_bytes: int, layout: KVLayout, num_blocks: int, available: int) -> None:
-    """Raise ModelError with the sum when weights and cache together do not fit."""
+def require_memory(
+    weight_bytes: int, layout: KVLayout, num_blocks: int, available: int, link_bytes: int = 0
+) -> None:
+    """Raise ModelError with the sum when weights, cache and links together do not fit."""
     cache_bytes = num_blocks * layout.block_bytes
-    total = weight_bytes + cache_bytes
+    total = weight_bytes + cache_bytes + link_bytes
+    links = f" + {link_bytes // MIB} MiB for links" if link_bytes else ""
     if total > available:
         raise ModelError(
             f"the model does not fit: {weight_bytes // MIB} MiB of weights + {num_blocks} KV "
-            f"blocks x {layout.block_bytes} bytes = {total // MIB} MiB, but only "
+            f"blocks x {layout.block_bytes} bytes{links} = {total // MIB} MiB, but only "
             f"{available // MIB} MiB are available; take a smaller model or fewer --kv-blocks"
         )
