@@ -48,6 +48,8 @@ class UpConfig:
         "", "YAML file with settings of all processes; flags and environment win.", metavar="FILE"
     )
     dtype: str = same_as(WorkerConfig, "dtype")
+    device: str = same_as(WorkerConfig, "device")
+    connector: str = same_as(WorkerConfig, "connector")
     native: bool = same_as(WorkerConfig, "native")
     prefill: int | None = setting(None, "Prefill workers; 1 when nothing is said.", metavar="N")
     decode: int | None = setting(None, "Decode workers; 1 when nothing is said.", metavar="M")

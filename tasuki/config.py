@@ -244,7 +244,12 @@ class WorkerConfig:
     dtype: str = setting(
         "float32", "Element type of weights and KV.", choices=("float32", "bfloat16")
     )
-    native: bool = setting(True, "Compute with compiled kernels, where there is a C++ compiler.")
+    device: str = setting(
+        "cpu", "What computes and holds the KV: cpu, cuda or cuda:N.", metavar="DEVICE"
+    )
+    native: bool = setting(
+        True, "On a CPU, compute with compiled kernels, where there is a C++ compiler."
+    )
     host: str = setting("127.0.0.1", "Address to listen on.")
     port: int = setting(0, "gRPC port; 0 takes a free one.")
     metrics_port: int = setting(0, "Port of /metrics, /healthz and /readyz; 0 takes a free one.")
@@ -300,8 +305,15 @@ class WorkerConfig:
         64, "A decode worker computes a prompt itself when at most this much of it is not cached."
     )
     max_waiting: int = setting(256, "Most requests that wait in this worker.")
-    connector: str = setting("gloo", "How KV moves between workers.", choices=("gloo",))
-    digests: bool = setting(True, "Check an xxh3 digest of every KV segment.")
+    connector: str = setting(
+        "auto",
+        "How KV moves between workers. auto: nccl between GPUs, else gloo.",
+        choices=("auto", "gloo", "nccl"),
+    )
+    nccl_links: int = setting(
+        4, "Most NCCL links of a worker; what they take of the GPU is kept free for them."
+    )
+    digests: bool = setting(True, "Check an xxh3 digest of every KV segment, but not over NCCL.")
     segment_bytes: int = setting(4 << 20, "Largest KV message.", metavar="BYTES")
     window_bytes: int = setting(16 << 20, "KV announced and not received, per link.")
     link_timeout: float = setting(10.0, "Seconds to open a link.")
@@ -334,3 +346,13 @@ class WorkerConfig:
         require_range(self, 0.001, "link_timeout", "handoff_timeout", "reserve_timeout")
         require_range(self, 0.1, "peer_timeout", "step_timeout")
         require_range(self, 0, "drain_timeout", "engine_restarts")
+        require_range(self, 1, "nccl_links")
+        if self.connector == "nccl" and self.device == "cpu":
+            raise ConfigError(
+                "--connector nccl moves KV between GPUs, and --device is cpu; start with --device "
+                "cuda or with --connector gloo"
+            )
+        if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", self.device):
+            raise ConfigError(
+                f"--device is {self.device[:60]!r}; expected cpu, cuda or cuda:N, such as cuda:1"
+            )

@@ -23,6 +23,7 @@ from tasuki.clock import Clock, monotonic
 from tasuki.config import WorkerConfig, parse_size
 from tasuki.convert.resolve import resolve_model
 from tasuki.engine import token_budget
+from tasuki.engine.connectors import link_memory
 from tasuki.engine.memory import (
     available_memory,
     choose_num_blocks,
@@ -38,6 +39,7 @@ from tasuki.messages import FinishReason, LayoutDescription, SamplingParams
 from tasuki.messages.sampling import require_answerable, require_valid, require_vocabulary
 from tasuki.model import exactness
 from tasuki.model.config import ModelConfig
+from tasuki.model.device import open_device
 from tasuki.model.transformer import CausalLM
 from tasuki.model.weights import weights_digest
 from tasuki.native import library
@@ -93,24 +95,29 @@ class Engine:
                 "the positions this model was trained for"
             )
         torch.set_num_threads(config.threads)
+        device = open_device(config.device)
         window = model_config.sliding_window
         if window is not None and max_model_len > window:
             raise ModelError(
                 f"{directory} has a sliding_window of {window} positions, shorter than the context "
                 f"of {max_model_len}, which is not supported; start with --max-model-len {window}"
             )
-        native = config.native and library.load(cache_root(os.environ))
+        on_cpu = device.type == "cpu"
+        native = on_cpu and config.native and library.load(cache_root(os.environ))
         layout = model_config.kv_layout(config.block_size, config.dtype, keys_transposed=native)
+        link_bytes = link_memory(config, layout.block_bytes)
         num_blocks = choose_num_blocks(
             layout,
             max_model_len,
             config.kv_blocks,
             parse_size("--kv-cache-memory", config.kv_cache_memory),
+            link_bytes,
         )
-        require_memory(
-            model_config.weight_bytes(config.dtype), layout, num_blocks, available_memory()
+        weight_bytes = model_config.weight_bytes(config.dtype)
+        require_memory(weight_bytes, layout, num_blocks, available_memory(device), link_bytes)
+        model = CausalLM.load(
+            directory, dtype=config.dtype, native=native, positions=max_model_len, device=device
         )
-        model = CausalLM.load(directory, dtype=config.dtype, native=native, positions=max_model_len)
         give_back_memory()
         identity = layout.describe(
             model_id=model_config.model_id,
@@ -135,7 +142,7 @@ class Engine:
         scheduler = Scheduler(limits, blocks)
         return cls(
             model,
-            KVCache(layout, num_blocks),
+            KVCache(layout, num_blocks, str(device)),
             scheduler,
             identity,
             measures_budget=not config.max_num_batched_tokens,
@@ -240,10 +247,10 @@ class Engine:
                 self.measure(plan, time.perf_counter() - begin)
                 self.update(plan, result)
         self.blocks.reset_prefix_cache()
-        self.cache.tensor.zero_()  # all of it is resident from now on: no step waits for memory
+        self.cache.clear()  # all of it is resident from now on: no step waits for memory
         give_back_memory()
         held = self.model.config.weight_bytes(self.model.dtype) + self.cache.nbytes
-        self.overhead = resident_memory() - held
+        self.overhead = resident_memory(self.model.device) - held
 
     def _time_worst_step(self, num_tokens: int) -> float:
         layout, pool = self.cache.layout, self.blocks.pool

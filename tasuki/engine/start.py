@@ -90,12 +90,14 @@ def facts(engine: Engine) -> dict[str, str]:
 
 
 def memory(engine: Engine) -> str:
-    """Where this process's memory goes, in words."""
+    """Where this process's memory on its device goes, in words."""
     weights = engine.model.config.weight_bytes(engine.model.dtype)
     cache = engine.cache.nbytes
     whole = weights + cache + engine.overhead
+    device = engine.model.device
+    where = "" if device.type == "cpu" else f" on {device}"
     return (
-        f"{whole // MIB} MiB resident: {weights // MIB} weights, prepacked once, "
+        f"{whole // MIB} MiB resident{where}: {weights // MIB} weights, prepacked once, "
         f"{cache // MIB} KV cache, {engine.overhead // MIB} everything else"
     )
 

@@ -1,8 +1,15 @@
-"""The tensors of the KV cache: one allocation, block-major. Knows nothing about requests."""
+"""The tensors of the KV cache: one allocation, block-major. Knows nothing about requests.
+
+On a GPU the small copies of transfers run on a stream of their own, beside the step that is being
+computed, and have ended when a method returns. That needs no order between the streams: a block is
+copied only when the step that wrote it has been waited for, and no step has it before.
+"""
 
 from __future__ import annotations
 
 import mmap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -32,11 +39,18 @@ class KVCache:
             layout.head_dim,
         )
         dtype = DTYPES[layout.dtype]
+        self._aside: torch.cuda.Stream | None = None
         if device == "cpu":
             self.tensor = huge_zeros(num_blocks * layout.block_bytes).view(dtype).view(shape)
         else:
             self.tensor = torch.zeros(shape, dtype=dtype, device=device)
+            self._aside = torch.cuda.Stream(self.tensor.device)  # type: ignore[no-untyped-call]
+            torch.cuda.current_stream(self.tensor.device).synchronize()  # zero before any copy
         self._bytes = self.tensor.view(torch.uint8).view(num_blocks, layout.block_bytes)
+
+    @property
+    def device(self) -> torch.device:
+        return self.tensor.device
 
     @property
     def nbytes(self) -> int:
@@ -48,20 +62,51 @@ class KVCache:
             raise IndexError(f"blocks {first_block_id}..+{count} of {self.num_blocks}")
         return self._bytes[first_block_id : first_block_id + count].view(-1)
 
+    def clear(self) -> None:
+        """Zero all of it, for good when this returns."""
+        with self._beside_the_step():
+            self.tensor.zero_()
+
     def copy_block(self, source: int, target: int) -> None:
+        """Part of a step: on a GPU, in order with its other work."""
         self._bytes[target].copy_(self._bytes[source])
+
+    def read_blocks(self, block_ids: Sequence[int], into: torch.Tensor) -> None:
+        """Copy whole blocks to uint8 [len(block_ids) * block_bytes], on any device or pinned."""
+        with self._beside_the_step():
+            for block_id, target in zip(block_ids, self._by_block(into), strict=True):
+                target.copy_(self._bytes[block_id], non_blocking=True)
+
+    def write_blocks(self, block_ids: Sequence[int], source: torch.Tensor) -> None:
+        """Copy whole blocks from uint8 [len(block_ids) * block_bytes], on any device or pinned."""
+        with self._beside_the_step():
+            for block_id, found in zip(block_ids, self._by_block(source), strict=True):
+                self._bytes[block_id].copy_(found, non_blocking=True)
+
+    def _by_block(self, memory: torch.Tensor) -> torch.Tensor:
+        return memory.view(-1, self.layout.block_bytes)
+
+    @contextmanager
+    def _beside_the_step(self) -> Iterator[None]:
+        if self._aside is None:
+            yield
+            return
+        with torch.cuda.stream(self._aside):
+            yield
+        self._aside.synchronize()  # a few copies are on it, never a step
 
     def zero_tail(self, block_id: int, first_position: int) -> None:
         """Zero the positions of one block from `first_position` on: a partial block travels
         clean.
         """
-        keys, values = self.tensor[block_id].unbind(1)  # [layers, kv heads, ...]
-        if self.layout.keys_transposed:
-            keys = keys.view(*keys.shape[:2], self.layout.head_dim, self.layout.block_size)
-            keys[..., first_position:] = 0
-        else:
-            keys[:, :, first_position:] = 0
-        values[:, :, first_position:] = 0
+        with self._beside_the_step():
+            keys, values = self.tensor[block_id].unbind(1)  # [layers, kv heads, ...]
+            if self.layout.keys_transposed:
+                keys = keys.view(*keys.shape[:2], self.layout.head_dim, self.layout.block_size)
+                keys[..., first_position:] = 0
+            else:
+                keys[:, :, first_position:] = 0
+            values[:, :, first_position:] = 0
 
 
 def huge_zeros(nbytes: int) -> torch.Tensor:

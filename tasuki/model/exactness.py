@@ -29,7 +29,7 @@ def holds(model: CausalLM, layout: KVLayout) -> bool:
     """Takes some tenths of a second at most. Tries with as many threads as are set."""
     length = min(LENGTH, model.config.max_position - 1)
     blocks = layout.blocks_for(length)
-    cache = KVCache(layout, (1 + len(OTHERS)) * blocks)
+    cache = KVCache(layout, (1 + len(OTHERS)) * blocks, str(model.device))
     generator = torch.Generator().manual_seed(7)
     prompts = [
         torch.randint(0, model.config.vocab_size, (count,), generator=generator).tolist()

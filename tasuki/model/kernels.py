@@ -1,8 +1,9 @@
-"""What a model computes besides its matrix products, behind one interface with two implementations:
-compiled kernels (`native_kernels`) and plain torch (`torch_kernels`).
+"""What a model computes besides its matrix products, behind one interface with three
+implementations: compiled kernels (`native_kernels`), plain torch (`torch_kernels`), and torch's own
+attention on a GPU (`cuda_kernels`).
 
-Both keep tensors in the model's dtype and compute in float32. Both give every row bits that do not
-depend on the rows beside it; the two may differ from each other in the last ones.
+All keep tensors in the model's dtype. The first two compute in float32 and give every row bits that
+do not depend on the rows beside it; any two may differ from each other in the last ones.
 """
 
 from __future__ import annotations
@@ -54,4 +55,5 @@ class Kernels(Protocol):
     def gated(self, gate_up: torch.Tensor) -> torch.Tensor:
         """silu(gate) * up of [T, 2 * n], the gate first -> [T, n]."""
 
-    def begin(self, batch: Batch, kv: KVCache) -> AttentionStep: ...
+    def begin(self, batch: Batch, kv: KVCache) -> AttentionStep:
+        """`batch` lies in host memory, `kv` on the model's device."""

@@ -11,6 +11,7 @@ import math
 import torch
 
 from tasuki.model.config import ModelConfig
+from tasuki.model.device import CPU
 from tasuki.model.rope import Rope
 
 LEAST_POSITIONS = 128  # what the trials at start take, however short the requests will be
@@ -21,7 +22,9 @@ class RotaryTable:
     asks.
     """
 
-    def __init__(self, config: ModelConfig, positions: int | None = None) -> None:
+    def __init__(
+        self, config: ModelConfig, positions: int | None = None, device: torch.device = CPU
+    ) -> None:
         """For the first `positions` of the model's, and not for fewer than LEAST_POSITIONS."""
         self._config = config
         count = config.max_position
@@ -30,7 +33,9 @@ class RotaryTable:
         dim = config.head_dim
         frequencies = inverse_frequencies(config.rope, dim)
         angles = torch.outer(torch.arange(count).float(), frequencies)
-        self.cos, self.sin = angles.cos(), angles.sin()  # [count, head_dim / 2]
+        # [count, head_dim / 2]; computed on a CPU, so that they are the same bits everywhere
+        self.cos, self.sin = angles.cos().to(device), angles.sin().to(device)
+        self._device = device
         self._scale = math.log2(math.e) / math.sqrt(dim)
 
     def factors(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -41,7 +46,8 @@ class RotaryTable:
         config = self._config
         queries, keys = config.num_heads, config.num_heads + config.num_kv_heads
         shape = (positions.shape[0], keys + config.num_kv_heads, config.head_dim)
-        cos, sin = torch.ones(shape), torch.zeros(shape)
+        cos = torch.ones(shape, device=self._device)
+        sin = torch.zeros(shape, device=self._device)
         own_cos, own_sin = (t.index_select(0, positions) for t in (self.cos, self.sin))
         cos[:, :keys] = torch.cat([own_cos, own_cos], -1)[:, None, :]
         # the halves change places before it multiplies

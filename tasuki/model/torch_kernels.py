@@ -68,9 +68,8 @@ class TorchStep:
         layout: KVLayout = kv.layout
         rows = batch.token_ids.shape[0]
         self._eps = eps
-        self._head_dim = layout.head_dim
         self._num_heads = layout.num_kv_heads * attention.group
-        self._num_kv_heads = layout.num_kv_heads
+        self._heads = (self._num_heads, layout.num_kv_heads, layout.head_dim)
         self._by_kv_head = (rows, layout.num_kv_heads, attention.group, layout.head_dim)
         self._cos, self._sin = rotary.factors(batch.positions)
         self._slots = plan.slots
@@ -91,7 +90,8 @@ class TorchStep:
         """A layer's own view of the cache begins at its first row: the plan's indices, made for
         layer 0, then fit every layer.
         """
-        heads = rotate(self._prepared(qkv, weights), self._cos, self._sin)
+        heads = prepared_heads(qkv, weights, self._heads, self._eps)
+        heads = rotate(heads, self._cos, self._sin)
         slots = self._cache_slots[layer * self._slots_per_layer :]
         slots[self._slots] = heads[: self._slots.shape[0], self._num_heads :].to(slots.dtype)
         rows = self._cache_rows[layer * self._rows_per_layer :]
@@ -101,18 +101,21 @@ class TorchStep:
             attention(q[mine], rows, out[mine])
         return self._out.to(qkv.dtype)
 
-    def _prepared(self, qkv: torch.Tensor, weights: HeadWeights) -> torch.Tensor:
-        """Bias added, q and k normalised: float32 [T, H + 2K, d]."""
-        if weights.qkv_bias is not None:
-            qkv = qkv + weights.qkv_bias.to(qkv.dtype)
-        heads = qkv.view(qkv.shape[0], -1, self._head_dim)
-        if weights.q_norm is not None and weights.k_norm is not None:
-            ends = (self._num_heads, self._num_heads + self._num_kv_heads)
-            q, k, v = heads.tensor_split(ends, 1)
-            q = rms_norm(q, weights.q_norm, self._eps)
-            k = rms_norm(k, weights.k_norm, self._eps)
-            heads = torch.cat([q, k, v], 1)
-        return heads.float()
+
+def prepared_heads(
+    qkv: torch.Tensor, weights: HeadWeights, shape: tuple[int, int, int], eps: float
+) -> torch.Tensor:
+    """Bias added, q and k normalised: float32 [T, H + 2K, d]. `shape` is (H, K, d)."""
+    num_heads, num_kv_heads, head_dim = shape
+    if weights.qkv_bias is not None:
+        qkv = qkv + weights.qkv_bias.to(qkv.dtype)
+    heads = qkv.view(qkv.shape[0], -1, head_dim)
+    if weights.q_norm is not None and weights.k_norm is not None:
+        q, k, v = heads.tensor_split((num_heads, num_heads + num_kv_heads), 1)
+        q = rms_norm(q, weights.q_norm, eps)
+        k = rms_norm(k, weights.k_norm, eps)
+        heads = torch.cat([q, k, v], 1)
+    return heads.float()
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -20,6 +20,10 @@ not.
 """
 
 
+Launched = Callable[[], None]
+"""Called once, on any thread, and before its ticket completes, unless that fails first."""
+
+
 @dataclass(frozen=True)
 class ChannelSpec:
     """Which end of which link a channel is."""
@@ -48,8 +52,14 @@ class Channel(Protocol):
     device: str
     digests: bool  # whether digests are the default for this mechanism
 
-    def post_receive(self, view: torch.Tensor, done: Completion) -> None:
-        """Receive the next message into `view` (uint8, 1-D, contiguous; exactly its size)."""
+    def post_receive(
+        self, view: torch.Tensor, done: Completion, launched: Launched | None = None
+    ) -> None:
+        """Receive the next message into `view` (uint8, 1-D, contiguous; exactly its size).
+
+        `launched` tells when the peer's send may be launched where that `needs_posted`: a receive
+        may have to queue behind those of other channels.
+        """
 
     def send(self, view: torch.Tensor, done: Completion) -> None:
         """Send `view` (uint8, 1-D, contiguous), which must not change until `done`."""

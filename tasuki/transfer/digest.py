@@ -1,4 +1,4 @@
-"""Digests of KV segments: xxh3-64 over a view's bytes, without a copy."""
+"""Digests of KV segments: xxh3-64 over a view's bytes, in host memory without a copy."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ Digest = Callable[[torch.Tensor], int]
 
 
 def xxh3(view: torch.Tensor) -> int:
-    """Unsigned 64-bit digest of a CPU tensor (uint8, 1-D, contiguous). Called on any thread."""
-    return xxhash.xxh3_64_intdigest(view.numpy().data)
+    """Unsigned 64-bit digest of a tensor (uint8, 1-D, contiguous). Called on any thread.
+
+    Of a GPU's memory it takes a copy first, which is why digests are off there by default.
+    """
+    return xxhash.xxh3_64_intdigest(view.cpu().numpy().data)
 
 
 def no_digest(view: torch.Tensor) -> int:

@@ -16,7 +16,7 @@ from torch.distributed import Work
 
 from tasuki.clock import monotonic
 from tasuki.errors import FenceLostError, TransferError
-from tasuki.transfer.connector import ChannelSpec, Completion
+from tasuki.transfer.connector import ChannelSpec, Completion, Launched
 
 DATA_TAG = 0
 FENCE_TAG = 2  # nothing is ever sent on it
@@ -104,7 +104,9 @@ class GlooChannel:
         self._receives = Lane(group, f"{name}-receive", stall)
         self._sends = Lane(group, f"{name}-send", stall)
 
-    def post_receive(self, view: torch.Tensor, done: Completion) -> None:
+    def post_receive(
+        self, view: torch.Tensor, done: Completion, launched: Launched | None = None
+    ) -> None:
         ticket = Ticket(view, done)
         if self._group is None:
             ticket.finish(TransferError("the channel is closed"))
@@ -114,6 +116,8 @@ class GlooChannel:
         except RuntimeError as error:  # the pair is closed already
             ticket.finish(TransferError(f"gloo: {error}"))
         else:
+            if launched is not None:
+                launched()
             self._receives.add(ticket, work)
 
     def send(self, view: torch.Tensor, done: Completion) -> None:

@@ -14,7 +14,13 @@ import torch
 
 from tasuki.clock import monotonic
 from tasuki.errors import FenceLostError, TransferError
-from tasuki.transfer.connector import Channel, ChannelSpec, Completion, RendezvousStore
+from tasuki.transfer.connector import (
+    Channel,
+    ChannelSpec,
+    Completion,
+    Launched,
+    RendezvousStore,
+)
 from tasuki.transfer.loopback_fault import Fault, NoFault, Verdict
 
 CLOSE_DEADLINE = 2.0  # seconds; a delivery is one memory copy
@@ -68,10 +74,14 @@ class LoopbackChannel:
             pair.threads.append(thread)
         thread.start()
 
-    def post_receive(self, view: torch.Tensor, done: Completion) -> None:
+    def post_receive(
+        self, view: torch.Tensor, done: Completion, launched: Launched | None = None
+    ) -> None:
         with self._pair.changed:
             reason = self._pair.closed
             if reason is None:
+                if launched is not None:
+                    launched()
                 self._pair.receives[self._rank].append(Ticket(view, done))
                 self._pair.changed.notify_all()
         if reason is not None:

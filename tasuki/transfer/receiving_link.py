@@ -5,9 +5,9 @@ Drives the Handoffs registered with it; decides nothing about requests and owns 
 
 The life of a segment here:
 1. Announce: size, order and range are checked; a violation closes the link before any post.
-2. A receive is posted into the cache (blocks side by side), a staging buffer (blocks apart), or
-   scratch (stale).
-3. Posted goes back.
+2. A receive is posted into the cache (blocks side by side), a staging buffer (blocks apart, or
+   the cache where the channel cannot reach), or scratch (stale).
+3. Posted goes back, once the receive was launched where that matters.
 4. The bytes arrive; the completion thread checks their digest.
 5. The control thread copies staged blocks into place, tells the handoff, sends Received.
 """
@@ -54,7 +54,7 @@ from tasuki.transfer.link_events import (
     SegmentAnnounced,
     SegmentReceived,
 )
-from tasuki.transfer.staging import Staging, StagingRing
+from tasuki.transfer.staging import SegmentMemory, Staging, StagingRing
 
 
 @dataclass(eq=False)
@@ -104,6 +104,7 @@ class ReceivingLink:
         self._handoffs: dict[str, Expected] = {}
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._ring: StagingRing | None = None
+        self._memory = SegmentMemory()
 
     @property
     def state(self) -> LinkState:
@@ -257,8 +258,11 @@ class ReceivingLink:
         self._life.open(self._token, accept.token, self._max_segment, self._opened)
 
     def _opened(self) -> None:
-        self._scratch = torch.empty(self._max_segment, dtype=torch.uint8)
-        self._ring = StagingRing(self._settings.window_bytes + self._max_segment)
+        assert self._life.channel is not None
+        device = self._life.channel.device
+        self._memory = SegmentMemory(device, self._cache.device)
+        self._scratch = torch.empty(self._max_segment, dtype=torch.uint8, device=device)
+        self._ring = StagingRing(self._settings.window_bytes + self._max_segment, self._memory)
         self._life.add(LinkOpened(self._bit_exact))
 
     def _on_announce(self, announce: Announce, expected: Expected | None) -> None:
@@ -281,8 +285,17 @@ class ReceivingLink:
         wanted = announce.digest if segment.block_ids else 0
         assert self._life.channel is not None
         done = partial(self._completed, announce.link_seq, view, digest, wanted)
-        self._life.channel.post_receive(view, done)
-        self._host.send(self.link_id, Posted(link_seq=announce.link_seq))
+        if self._life.channel.needs_posted:
+            launched = partial(self._posted, announce.link_seq)
+            later = partial(self._host.call_soon, launched)
+            self._life.channel.post_receive(view, done, later)
+        else:
+            self._life.channel.post_receive(view, done)
+            self._posted(announce.link_seq)
+
+    def _posted(self, seq: int) -> None:
+        if self.state == "open":
+            self._host.send(self.link_id, Posted(link_seq=seq))
 
     def _check_announce(self, announce: Announce) -> None:
         """Everything that could hurt after the post; a larger send would abort this process."""
@@ -299,11 +312,11 @@ class ReceivingLink:
 
     def _landing(self, segment: IncomingSegment) -> torch.Tensor:
         ids = segment.block_ids
-        if is_run(ids):
+        if self._memory.in_place and is_run(ids):
             return self._cache.block_bytes_view(ids[0], len(ids))
         assert self._ring is not None
         nbytes = segment.announce.nbytes
-        segment.staging = self._ring.take(nbytes) or Staging.fresh(nbytes)
+        segment.staging = self._ring.take(nbytes) or Staging.fresh(nbytes, self._memory.channel)
         return segment.staging.view
 
     def _completed(  # on a completion thread
@@ -339,7 +352,7 @@ class ReceivingLink:
         announce, handoff = segment.announce, segment.handoff
         if segment.staging is not None:
             if handoff is not None:
-                self._unstage(segment.block_ids, segment.staging.view)
+                self._cache.write_blocks(segment.block_ids, segment.staging.view)
             segment.staging.release()
         self._host.send(self.link_id, Received(link_seq=announce.link_seq, ok=True))
         first, count = announce.first_block, announce.count
@@ -352,10 +365,6 @@ class ReceivingLink:
             self._life.add(received)
         else:
             self.stale += 1
-
-    def _unstage(self, block_ids: tuple[int, ...], view: torch.Tensor) -> None:
-        for block_id, source in zip(block_ids, view.view(-1, self._block_bytes), strict=True):
-            self._cache.block_bytes_view(block_id, 1).copy_(source)
 
     def _fail(self, reason: str, message: str, *, tell: bool = True) -> None:
         self._life.end(reason, message, self._release_all, tell=tell)

@@ -36,7 +36,7 @@ from tasuki.transfer.link_events import HandoffDrained, LinkOpened, SegmentSent
 from tasuki.transfer.outgoing_handoff import OutgoingHandoff
 from tasuki.transfer.outgoing_segment import OutgoingSegment
 from tasuki.transfer.send_queue import OfferedRun, SendQueue
-from tasuki.transfer.staging import StagingRing
+from tasuki.transfer.staging import SegmentMemory, StagingRing
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,7 @@ class SendingLink:
         self._next_received = 0
         self._queue = SendQueue(self._block_bytes, self._max_segment)
         self._ring: StagingRing | None = None
+        self._in_place = True
 
     @property
     def state(self) -> LinkState:
@@ -261,7 +262,10 @@ class SendingLink:
         self._host.send(self.link_id, accept)
 
     def _opened(self) -> None:
-        self._ring = StagingRing(self._settings.window_bytes + self._max_segment)
+        assert self._life.channel is not None
+        memory = SegmentMemory(self._life.channel.device, self._cache.device)
+        self._in_place = memory.in_place
+        self._ring = StagingRing(self._settings.window_bytes + self._max_segment, memory)
         self._life.add(LinkOpened(self._bit_exact))
         self._pump()
 
@@ -278,17 +282,14 @@ class SendingLink:
             self._announce(segment)
 
     def _gather(self, run: OfferedRun, nbytes: int) -> OutgoingSegment | None:
-        if run.is_contiguous:
+        if run.is_contiguous and self._in_place:
             view = self._cache.block_bytes_view(run.block_ids[0], len(run.block_ids))
             return OutgoingSegment(run, nbytes, view, None)
         assert self._ring is not None
         staging = self._ring.take(nbytes)
         if staging is None:
             return None
-        for block_id, target in zip(
-            run.block_ids, staging.view.view(-1, self._block_bytes), strict=True
-        ):
-            target.copy_(self._cache.block_bytes_view(block_id, 1))
+        self._cache.read_blocks(run.block_ids, staging.view)
         return OutgoingSegment(run, nbytes, staging.view, staging)
 
     def _announce(self, segment: OutgoingSegment) -> None:

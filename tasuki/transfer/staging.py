@@ -1,15 +1,38 @@
-"""Memory for segments whose blocks do not lie side by side: one preallocated ring per link end.
+"""Memory for segments that do not move to or from the KV cache itself: one preallocated ring per
+link end. They are those whose blocks do not lie side by side, and all of them where the channel
+moves host memory and the cache is a GPU's: then the ring is pinned, so that the GPU can copy.
 
-Knows sizes only. A fresh allocation per segment would cost two thirds of the speed (first touch);
-pages of the ring are touched when first used, so an idle link costs no memory.
+Knows sizes and devices only. A fresh allocation per segment would cost two thirds of the speed
+(first touch); pages of an unpinned ring are touched when first used, so an idle link costs none.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class SegmentMemory:
+    """What a channel can move, and where the KV is."""
+
+    channel: str = "cpu"
+    cache: torch.device = CPU
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the channel can move blocks of the cache itself."""
+        return torch.device(self.channel) == self.cache
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        """Memory that the channel can move, and the cache's device copy: uint8 [nbytes]."""
+        pinned = self.channel == "cpu" and self.cache.type == "cuda"
+        return torch.empty(nbytes, dtype=torch.uint8, device=self.channel, pin_memory=pinned)
 
 
 class Staging:
@@ -22,9 +45,11 @@ class Staging:
         self._ring = ring
 
     @classmethod
-    def fresh(cls, nbytes: int) -> Staging:
-        """A buffer of its own, for when the ring is full and waiting is not allowed."""
-        return cls(torch.empty(nbytes, dtype=torch.uint8), 0, None)
+    def fresh(cls, nbytes: int, device: str = "cpu") -> Staging:
+        """A buffer of its own, for when the ring is full and waiting is not allowed. Never pinned:
+        pinning takes longer than the slower copy.
+        """
+        return cls(torch.empty(nbytes, dtype=torch.uint8, device=device), 0, None)
 
     def release(self) -> None:
         assert not self.released, "a staging buffer was released twice"
@@ -36,11 +61,11 @@ class Staging:
 class StagingRing:
     """Buffers are taken in order and, since channels are FIFO, come back about in order."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, memory: SegmentMemory | None = None) -> None:
         if capacity < 1:
             raise ValueError(f"a ring of {capacity} bytes")
         self.capacity = capacity
-        self._memory = torch.empty(capacity, dtype=torch.uint8)
+        self._memory = (memory or SegmentMemory()).allocate(capacity)
         self._taken: deque[Staging] = deque()
         self._head = 0
 

@@ -34,8 +34,9 @@ class Paged:
     def __init__(self, model: CausalLM, num_blocks: int = 600, block_size: int = 16) -> None:
         self.model = model
         self.layout = model.layout(block_size)
-        self.cache = KVCache(self.layout, num_blocks)
-        self.cache.tensor.normal_(generator=torch.Generator().manual_seed(3))  # leftovers of others
+        self.cache = KVCache(self.layout, num_blocks, str(model.device))
+        leftovers = torch.empty(self.cache.tensor.shape, dtype=self.cache.tensor.dtype)
+        self.cache.tensor.copy_(leftovers.normal_(generator=torch.Generator().manual_seed(3)))
         self._free = list(range(num_blocks))
         random.Random(5).shuffle(self._free)
 

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 import torch
 
 from tasuki.errors import TransferError
-from tasuki.transfer.connector import Channel, ChannelSpec, Completion, RendezvousStore
+from tasuki.transfer.connector import Channel, ChannelSpec, Completion, Launched, RendezvousStore
 
 M = TypeVar("M")
 
@@ -85,8 +85,12 @@ class End:
         self._wire = wire
         self._own = wire.receives if rank else wire.sends
 
-    def post_receive(self, view: torch.Tensor, done: Completion) -> None:
+    def post_receive(
+        self, view: torch.Tensor, done: Completion, launched: Launched | None = None
+    ) -> None:
         self._take(view, done)
+        if launched is not None and not self._wire.closed:
+            launched()
 
     def send(self, view: torch.Tensor, done: Completion) -> None:
         assert self._wire.closed or len(self._wire.sends) < len(self._wire.receives)

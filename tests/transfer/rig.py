@@ -141,7 +141,8 @@ class Rig:
 
     def assert_equal_blocks(self, sent: Sequence[int], received: Sequence[int]) -> None:
         for i, j in zip(sent, received, strict=True):
-            assert torch.equal(self.source.tensor[i], self.target.tensor[j]), (i, j)
+            found, expected = self.target.tensor[j].cpu(), self.source.tensor[i].cpu()
+            assert torch.equal(found, expected), (i, j)
 
     def both_failed(self) -> bool:
         return bool(self.prefill.of(LinkFailed) and self.decode.of(LinkFailed))
@@ -165,13 +166,16 @@ def make_rig(
     receiving: LinkSettings | None = None,
     num_blocks: int = 64,
     prefill_epoch: int = SENDER_EPOCH,
+    devices: tuple[str, str] = ("cpu", "cpu"),
 ) -> Rig:
     connector = connector or LoopbackConnector()
     loop, clock = Loop(), FakeClock()
     prefill, decode = Side(loop), Side(loop)
-    source, target = KVCache(LAYOUT, num_blocks), KVCache(LAYOUT, num_blocks)
+    source, target = (KVCache(LAYOUT, num_blocks, device) for device in devices)
     generator = torch.Generator().manual_seed(0)
     source.tensor.copy_(torch.rand(source.tensor.shape, generator=generator))
+    if source.device.type != "cpu":
+        torch.cuda.synchronize(source.device)  # as a step would have
     link_id = secrets.token_hex(16)
     name = connector.name
     sender = SendingLink(

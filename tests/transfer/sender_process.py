@@ -1,7 +1,8 @@
 """The prefill end of a link in a process of its own: `python -m tests.transfer.sender_process`.
 
-Arguments: descriptor of the control socket, number of blocks to hand over, and after how many
-Announces to die by SIGKILL (0: never). Ends when the control socket ends.
+Arguments: descriptor of the control socket, number of blocks to hand over, after how many
+Announces to die by SIGKILL (0: never), and the device of the cache. Ends when the control socket
+ends.
 """
 
 from __future__ import annotations
@@ -28,23 +29,25 @@ HANDOFF_ID = "ab" * 16
 LINK_ID = "cd" * 16
 
 
-def source_cache(num_blocks: int) -> KVCache:
-    cache = KVCache(LAYOUT, num_blocks)
+def source_cache(num_blocks: int, device: str = "cpu") -> KVCache:
+    cache = KVCache(LAYOUT, num_blocks, device)
     generator = torch.Generator().manual_seed(7)
     cache.tensor.copy_(torch.rand(cache.tensor.shape, generator=generator))
+    if cache.device.type != "cpu":
+        torch.cuda.synchronize(cache.device)  # as a step would have
     return cache
 
 
 class Process:
     """A LinkHost whose control stream is a socket."""
 
-    def __init__(self, descriptor: int, num_blocks: int, die_after: int) -> None:
+    def __init__(self, descriptor: int, num_blocks: int, die_after: int, device: str) -> None:
         self._loop = Loop()
         self._num_blocks = num_blocks
         self._announces_left = die_after
         self._ended = False
         self.link = SendingLink(
-            LINK_ID, source_cache(num_blocks), GlooConnector(),
+            LINK_ID, source_cache(num_blocks, device), GlooConnector(),
             settings("p", SENDER_EPOCH, connector="gloo"), self, self.on_event, monotonic,
         )  # fmt: skip
         self._socket = ControlSocket(
@@ -83,4 +86,5 @@ class Process:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    Process(*(int(argument) for argument in sys.argv[1:4])).run()
+    descriptor, num_blocks, die_after = map(int, sys.argv[1:4])
+    Process(descriptor, num_blocks, die_after, sys.argv[4]).run()

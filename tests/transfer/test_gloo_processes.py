@@ -53,14 +53,14 @@ class Decode:
 
 
 @contextmanager
-def split_processes(die_after: int) -> Iterator[Decode]:
+def split_processes(die_after: int, device: str = "cpu") -> Iterator[Decode]:
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-m", "tests.transfer.sender_process"]
-    arguments = [str(theirs.fileno()), str(BLOCKS), str(die_after)]
+    arguments = [str(theirs.fileno()), str(BLOCKS), str(die_after), device]
     child = subprocess.Popen([*command, *arguments], pass_fds=[theirs.fileno()])
     theirs.close()
     loop = Loop()
-    side, cache = Side(loop), KVCache(LAYOUT, BLOCKS)
+    side, cache = Side(loop), KVCache(LAYOUT, BLOCKS, device)
     handoff = Handoff(
         HANDOFF_ID, "r", LINK_ID, 0, BLOCKS, now=0.0, progress_timeout=5.0, reserve_timeout=2.0
     )
