@@ -108,7 +108,9 @@ class DecodeCore:
             self.host.emit(message.stream_id, FailedEvent(error=status_of(error)))
             return
         self.streams.open(stream)
-        if stream.candidates:
+        if stream.request.finish_reason is not None:
+            self.streams.finish(stream, stream.request)  # only its end was missing
+        elif stream.candidates:
             self.handoffs.request(stream, now)
         else:
             self._compute_locally(stream, message.request.local_reason or "no_prefill_worker", now)
@@ -124,7 +126,6 @@ class DecodeCore:
             raise QueueFullError(
                 f"{self.config.max_waiting} requests wait here already; try another worker or later"
             )
-        self.engine.validate(asked.prompt_token_ids, asked.sampling, asked.output_token_ids)
         request = Request(
             key=message.stream_id,
             request_id=asked.request_id,
@@ -135,7 +136,11 @@ class DecodeCore:
             output_token_ids=list(asked.output_token_ids),
             priority=asked.priority,
             cache_salt=asked.cache_salt,
+            sample_index=asked.sample_index,
         )
+        request.finish_reason = request.reason_to_stop(self.engine.max_model_len)
+        if request.finish_reason is None:
+            self.engine.validate(asked.prompt_token_ids, asked.sampling, asked.output_token_ids)
         return DecodeStream(
             message.stream_id,
             request,

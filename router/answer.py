@@ -68,14 +68,22 @@ class Answer:
 
     def __init__(self, generation: Generation, tokenizer: Tokenizer) -> None:
         self._generation = generation
+        samples = range(generation.sampling.n)
+        self.token_ids: dict[int, list[int]] = {index: [] for index in samples}  # by sample
         self._texts = {
-            sample_index: AnswerText(tokenizer, generation)
-            for sample_index in range(generation.sampling.n)
+            index: AnswerText(tokenizer, generation)
+            for index in samples
+            if index not in generation.ended
         }
+        for index, token_ids in generation.outputs.items():
+            self.token_ids[index] += token_ids
+            if index in self._texts:
+                self._texts[index].push(token_ids)  # its text was told before
         self._cached_tokens = 0
         self._computed_prompt_tokens = 0
         self._handoff = HandoffTimings()
         self.missed_deadline = False  # of any sample
+        self.moved = False  # it goes on where its prompt was not first computed
 
     def is_open(self, sample_index: int) -> bool:
         return sample_index in self._texts
@@ -83,6 +91,15 @@ class Answer:
     @property
     def is_over(self) -> bool:
         return not self._texts
+
+    @property
+    def open_samples(self) -> list[int]:
+        return list(self._texts)
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether any of them, told by this router or by one before."""
+        return any(self.token_ids.values())
 
     def delta(self, event: TokensEvent) -> inference_pb2.GenerateResponse:
         """The tokens up to the one that completed a stop string, if one did."""
@@ -92,6 +109,7 @@ class Answer:
         answer_text = self._texts[event.sample_index]
         text = answer_text.push(event.token_ids)
         count = answer_text.num_tokens - event.index
+        self.token_ids[event.sample_index] += event.token_ids[:count]
         return inference_pb2.GenerateResponse(
             request_id=self._generation.request_id,
             sample_index=event.sample_index,
@@ -125,6 +143,7 @@ class Answer:
         """The end of a sample: no tokens, and what text was still uncertain."""
         answer_text = self._texts.pop(event.sample_index)
         self._handoff, self._computed_prompt_tokens = event.handoff, event.computed_prompt_tokens
+        cached = self._cached_tokens if self.moved else event.cached_tokens
         self.missed_deadline |= event.finish_reason is FinishReason.DEADLINE
         text = answer_text.finish()
         response = inference_pb2.GenerateResponse(
@@ -136,7 +155,7 @@ class Answer:
             usage=common_pb2.Usage(
                 prompt_tokens=event.prompt_tokens,
                 completion_tokens=event.output_tokens,
-                cached_tokens=event.cached_tokens,
+                cached_tokens=cached,
             ),
         )
         if answer_text.stop is not None:  # perhaps only now, with the last of the text

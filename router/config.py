@@ -39,6 +39,9 @@ class RouterConfig:
         choices=("auto", "none"),
     )
     default_max_tokens: int = setting(128, "Output tokens when a request names no max_tokens.")
+    max_migrations: int = setting(
+        3, "Decode workers in a row that a request may lose before any of them gives a token."
+    )
     split_min_tokens: int = setting(64, "Shorter prompts are computed on the decode worker.")
     max_candidates: int = setting(3, "Most prefill workers named for one request.")
     slo_ttft_ms: float = setting(2000.0, "Objective for the time to the first token, milliseconds.")
@@ -65,6 +68,7 @@ class RouterConfig:
             )
         for name in ("max_queue", "default_max_tokens", "max_candidates"):
             self._require(name, getattr(self, name) >= 1, "at least 1")
+        self._require("max_migrations", self.max_migrations >= 0, "0 or more")
         self._require("split_min_tokens", self.split_min_tokens >= 0, "0 or more")
         for name in _POSITIVE:
             value = getattr(self, name)

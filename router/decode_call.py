@@ -14,8 +14,9 @@ import grpc
 
 from router.watched_worker import WatchedWorker
 from tasuki.errors import Code, InvalidRequestError, TasukiError, UnavailableError
-from tasuki.messages import DecodeRequest, FinishedEvent, TokensEvent
-from tasuki.server.status import error_from_rpc
+from tasuki.messages import DecodeRequest, FinishedEvent, FinishReason, TokensEvent
+from tasuki.reasons import MigrationReason, RejectionReason
+from tasuki.server.status import error_from_rpc, is_ours
 from tasuki.v1 import worker_pb2
 from tasuki.wire.decode import (
     WireDecodeEvent,
@@ -23,8 +24,31 @@ from tasuki.wire.decode import (
     decode_request_to_proto,
 )
 
+
+class WorkerLostError(UnavailableError):
+    """The worker is gone, going, or silent; the request may go on on another one."""
+
+    migration = MigrationReason.DECODE_DIED
+
+
+class WorkerDrainingError(WorkerLostError):
+    default_reason = RejectionReason.DRAINING
+    migration = MigrationReason.DRAINING
+
+
+class WorkerSilentError(WorkerLostError):
+    default_reason = MigrationReason.STALLED
+    migration = MigrationReason.STALLED
+
+
 Call = grpc.aio.UnaryStreamCall[worker_pb2.DecodeRequest, worker_pb2.DecodeEvent]
 END_TIMEOUT = 1.0  # seconds
+SILENCE = 1.0  # seconds that a call may go on without a word while the worker's reports have ended
+LOST_CODES = (Code.UNAVAILABLE, Code.CANCELLED)
+BROKEN = (
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNKNOWN,
+)  # as gRPC calls a connection that broke
 
 
 class DecodeCall:
@@ -34,9 +58,12 @@ class DecodeCall:
         self._worker = worker
         self._request = request
         self._name = f"decode worker {worker.snapshot.worker_id}"
-        samples = range(request.sampling.n)
+        samples = range(request.sampling.n) if request.sampling.n > 1 else [request.sample_index]
         # index of the next token of each sample that has not ended
         self._next_index = dict.fromkeys(samples, len(request.output_token_ids))
+        self._call: Call | None = None
+        self._heard = 0  # events
+        self._given_up = False
 
     @property
     def is_over(self) -> bool:
@@ -46,13 +73,15 @@ class DecodeCall:
     async def events(self) -> AsyncGenerator[WireDecodeEvent, None]:
         """Events until the Finished one of the last sample, which is always the last.
 
-        Raises the worker's own error, UnavailableError when it went away, and a plain TasukiError
+        Raises the worker's own error, WorkerLostError when it went away, and a plain TasukiError
         for a stream that breaks the rules. Use with `contextlib.aclosing`.
         """
-        call = self._worker.stub.Decode(decode_request_to_proto(self._request))
+        call = self._call = self._worker.stub.Decode(decode_request_to_proto(self._request))
+        self._worker.on_loss.add(self._doubt)
         try:
             while True:
                 event = await self._read(call)
+                self._heard += 1
                 if isinstance(event, TokensEvent | FinishedEvent):
                     self._check(event)
                 yield event
@@ -60,15 +89,34 @@ class DecodeCall:
                     await _see_end(call)
                     return
         finally:
+            self._worker.on_loss.discard(self._doubt)
+            self._call = None
             call.cancel()
+
+    def _doubt(self) -> None:
+        """Nothing is heard of the worker: this call must soon tell something, or is given up."""
+        asyncio.get_running_loop().call_later(SILENCE, self._give_up, self._heard)
+
+    def _give_up(self, heard: int) -> None:
+        if self._call is None or self._worker.live:
+            return
+        if self._heard > heard:
+            self._doubt()
+        else:
+            self._given_up = True
+            self._call.cancel()
 
     async def _read(self, call: Call) -> WireDecodeEvent:
         try:
             message = await call.read()
         except grpc.aio.AioRpcError as error:
-            raise self._explain(error_from_rpc(error)) from None
+            raise self._explain(error) from None
+        except asyncio.CancelledError:
+            if not self._given_up:
+                raise
+            raise WorkerSilentError(f"{self._name} is silent: stopped, or cut off") from None
         if not isinstance(message, worker_pb2.DecodeEvent):  # EOF
-            raise UnavailableError(f"{self._name} ended the stream before the request was finished")
+            raise WorkerLostError(f"{self._name} ended the stream before the request was finished")
         try:
             return decode_event_from_proto(message)
         except InvalidRequestError as error:
@@ -80,6 +128,8 @@ class DecodeCall:
         if expected is None:
             raise self._broken(f"more of sample {sample}, which has ended or was not asked for")
         if isinstance(event, FinishedEvent):
+            if event.finish_reason is FinishReason.CANCELLED:
+                raise WorkerLostError(f"{self._name} gave the request up")
             if event.output_tokens != expected:
                 raise self._broken(
                     f"a usage of {event.output_tokens} output tokens, not {expected}"
@@ -95,11 +145,15 @@ class DecodeCall:
         if self._next_index[sample] > most:
             raise self._broken(f"more than {most} tokens")
 
-    def _explain(self, error: TasukiError) -> TasukiError:
+    def _explain(self, status: grpc.aio.AioRpcError) -> TasukiError:
         """Name the worker where the error is about it and not about the request."""
-        if error.code in (Code.UNAVAILABLE, Code.CANCELLED):
-            return UnavailableError(f"{self._name} went away: {error.message}", reason=error.reason)
-        return error
+        error = error_from_rpc(status)
+        broken = status.code() in BROKEN and not is_ours(status)
+        if error.code not in LOST_CODES and not broken:
+            return error
+        going = error.reason == RejectionReason.DRAINING
+        kind = WorkerDrainingError if going else WorkerLostError
+        return kind(f"{self._name} went away: {error.message}", reason=error.reason)
 
     def _broken(self, what: str) -> TasukiError:
         return TasukiError(f"{self._name} broke the protocol: it sent {what}")

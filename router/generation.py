@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 import xxhash
@@ -42,6 +42,9 @@ class Generation:
     include_stop: bool = False  # the text goes up to the end of the stop that ended it
     priority: int = 0  # lower is more important, where workers order by it
     cache_salt: str = ""  # requests with different ones share no cached prefix
+    outputs: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """Tokens of each sample that another router gave before it was gone; empty: it is new."""
+    ended: frozenset[int] = frozenset()  # samples that have their end already
 
     @property
     def prompt_len(self) -> int:
@@ -100,7 +103,33 @@ async def read_generation(
         include_stop=given.include_stop_str_in_output,
         priority=request.priority,
         cache_salt=request.cache_salt,
+        outputs=_outputs(request, sampling, model.vocab_size),
+        ended=frozenset(output.sample_index for output in request.outputs if output.ended),
     )
+
+
+def _outputs(
+    request: inference_pb2.GenerateRequest, sampling: SamplingParams, vocab_size: int
+) -> dict[int, list[int]]:
+    """What every sample has; nothing at all for a request that is new."""
+    if not request.outputs:
+        return {}
+    found: dict[int, list[int]] = {}
+    for output in request.outputs:
+        ids, index = list(output.token_ids), output.sample_index
+        if index >= sampling.n or index in found:
+            raise InvalidRequestError(
+                f"outputs name sample {index}, of {sampling.n}; expected each at most once"
+            )
+        if len(ids) > sampling.max_tokens or any(token_id >= vocab_size for token_id in ids):
+            raise InvalidRequestError(
+                f"outputs of sample {index} are {len(ids)} tokens; expected at most max_tokens, "
+                f"{sampling.max_tokens}, with ids below {vocab_size}"
+            )
+        found[index] = ids
+    if all(output.ended for output in request.outputs) and len(found) == sampling.n:
+        raise InvalidRequestError("outputs say that every sample has ended; nothing is left to do")
+    return {index: found.get(index, []) for index in range(sampling.n)}
 
 
 def read_slo(slo: inference_pb2.Slo, default: Slo) -> Slo:

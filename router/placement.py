@@ -28,6 +28,8 @@ class PlacementRequest:
     prompt_len: int
     max_tokens: int
     n: int = 1  # samples, each of them a request to the worker once the prompt is computed
+    patient: bool = False  # it was on a worker that is gone: waits for one instead of being refused
+    goes_on: bool = False  # it has output already, and is computed anew where it decodes
     refused: Mapping[str, int] = field(default_factory=dict)
     """Decode workers (by address) that refused it, and how many reports each had given then."""
 
@@ -62,6 +64,8 @@ def place(
     if known and not any(fits(request, worker) for worker in known):
         return Rejection(RejectionReason.TOO_LONG)
     fitting = [worker for worker in usable if fits(request, worker)]
+    if not fitting and request.patient:
+        return None
     if not fitting:
         leaving = any(worker.draining for worker in decodes)
         only_leaving = leaving and not usable
@@ -103,6 +107,8 @@ def _choose_prefill(
     policy: PlacementPolicy,
 ) -> tuple[tuple[PrefillTarget, ...], PlacementReason]:
     """Prefill workers to try, least queued first, or none; and the reason for either."""
+    if request.goes_on:
+        return (), PlacementReason.MIGRATED
     prefills = [worker for worker in workers if worker.role is Role.PREFILL and worker.usable]
     if not prefills:
         return (), PlacementReason.NO_PREFILL_WORKER

@@ -16,6 +16,7 @@ from router.admission import AdmissionQueue, Entry
 from router.charge import Charge
 from router.placement import Placement, PlacementPolicy, PlacementRequest, Rejection, place
 from router.registry import Registry
+from router.watched_worker import WatchedWorker
 from tasuki.clock import Clock
 from tasuki.errors import (
     DeadlineError,
@@ -96,6 +97,21 @@ class Placer:
         self.queue.offer_again(refused.entry)
         return await self._await_answer(refused.entry)
 
+    async def place_after_loss(
+        self, request: PlacementRequest, deadline: float, lost: WatchedWorker | None
+    ) -> Placed:
+        """Place a request that a worker, or a router, was serving: ahead of everything that waits,
+        and with the patience to wait until a worker is back.
+        """
+        now = self._clock()
+        refused = {} if lost is None else {lost.address: lost.reports}
+        request = replace(request, patient=True, refused=refused)
+        applicant = Applicant(request, deadline, asyncio.get_running_loop().create_future())
+        limit = min(deadline, now + self._queue_timeout)
+        entry = Entry(applicant, arrived=now, deadline=limit, waiting=False)
+        self.queue.offer_again(entry)
+        return await self._await_answer(entry)
+
     def release(self, placed: Placed) -> None:
         """Return the charges: the request is no longer on its workers. Idempotent."""
         placed.charge.release()
@@ -143,6 +159,11 @@ class Placer:
         if entry.item.own_deadline <= now:
             return DeadlineError(
                 f"the request's deadline passed after {waited:.3f} s in the admission queue"
+            )
+        if entry.item.request.patient:
+            return UnavailableError(
+                f"no decode worker could take the request over within {waited:.1f} s "
+                "(--queue-timeout); send it again"
             )
         return NoKVError(
             f"no decode worker had {entry.item.request.prompt_len + 1} positions of KV free within "

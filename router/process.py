@@ -52,7 +52,11 @@ class Router:
             clock=monotonic,
         )
         parts = RouterParts(
-            self.placer, Recorder(self.metrics, config.setup), model.tokenizer, monotonic
+            self.placer,
+            Recorder(self.metrics, config.setup),
+            model.tokenizer,
+            monotonic,
+            config.max_migrations,
         )
         self.service = InferenceService(config, model, self.registry, parts)
         services = [inference_pb2.DESCRIPTOR.services_by_name["Inference"]]

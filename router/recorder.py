@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 
 from tasuki.metrics import Outcome, RouterMetrics
-from tasuki.reasons import FallbackReason, PlacementReason, RejectionReason
+from tasuki.reasons import FallbackReason, MigrationReason, PlacementReason, RejectionReason
 from tasuki.slo import Slo, SloResult, judge
 from tasuki.timeline import Timeline, TtftParts
 
@@ -29,6 +29,10 @@ class Recorder:
 
     def fell_back(self, reason: str) -> None:
         self._metrics.fallbacks_total.labels(_bounded(FallbackReason, reason)).inc()
+
+    def migrated(self, reason: MigrationReason) -> None:
+        """Another decode worker goes on with it."""
+        self._metrics.migrations_total.labels(reason).inc()
 
     def first_token(self, timeline: Timeline) -> None:
         """The first token left: TTFT and its parts are final."""

@@ -4,6 +4,8 @@
 2. Admitted: waits in the bounded queue for a placement.
 3. Placed: a Decode stream to the chosen worker; a worker that refuses before any token (no_kv,
    queue_full, draining) sends the request back to the head of the queue.
+   One that is lost later (dead, draining, silent) is replaced: prompt and tokens so far go to
+   another, each open sample by itself, and the stream goes on at the next index.
 4. Tokens: what comes together leaves together, at once.
    A stop string in their text ends a sample here; when all have ended, so does the Decode stream.
 5. The end of each sample: finish reason and usage. With the last one: timings and placement; the
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any
@@ -22,15 +25,16 @@ from typing import Any
 import grpc
 
 from router.answer import Answer, PromptPlace
-from router.decode_call import DecodeCall
+from router.decode_call import DecodeCall, WorkerLostError
+from router.decode_request import decode_request
 from router.generation import Generation
 from router.placement import PlacementRequest
 from router.placer import Placed, Placer
 from router.recorder import Recorder
+from router.watched_worker import WatchedWorker
 from tasuki.clock import Clock
-from tasuki.errors import DeadlineError, TasukiError, UnavailableError
+from tasuki.errors import DeadlineError, TasukiError
 from tasuki.messages import (
-    DecodeRequest,
     DispatchedEvent,
     FallbackEvent,
     FinishedEvent,
@@ -40,9 +44,11 @@ from tasuki.messages import (
     TokensEvent,
 )
 from tasuki.model.tokenizer import Tokenizer
-from tasuki.reasons import RejectionReason
+from tasuki.reasons import PlacementReason, RejectionReason
 from tasuki.timeline import Timeline
+from tasuki.v1 import inference_pb2
 
+log = logging.getLogger(__name__)
 Context = grpc.aio.ServicerContext[Any, Any]
 
 PLACED_ELSEWHERE = (RejectionReason.NO_KV, RejectionReason.QUEUE_FULL, RejectionReason.DRAINING)
@@ -59,6 +65,12 @@ class RouterParts:
     recorder: Recorder
     tokenizer: Tokenizer
     clock: Clock
+    max_migrations: int
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A worker would not take it; nothing was lost."""
 
 
 class RequestStream:
@@ -70,7 +82,9 @@ class RequestStream:
         self._recorder = parts.recorder
         self._tokenizer = parts.tokenizer
         self._clock = parts.clock
+        self._max_migrations = parts.max_migrations
         self._deadline = deadline
+        self._writing = asyncio.Lock()
         self._timeline = Timeline(arrived=parts.clock())
         self._on_worker = False  # a decode worker has it, and has not refused it
         self._place_counted = False
@@ -93,44 +107,117 @@ class RequestStream:
     async def _serve(self, generation: Generation) -> None:
         answer = Answer(generation, self._tokenizer)
         self._timeline.admitted = self._clock()
-        sampling = generation.sampling
-        request = PlacementRequest(generation.prompt_len, sampling.max_tokens, sampling.n)
+        if generation.outputs:
+            await self._go_on(generation, answer, None)
+            return
+        request = PlacementRequest(
+            generation.prompt_len, generation.sampling.max_tokens, generation.sampling.n
+        )
         placed = await self._placer.place(request, self._deadline)
-        while not await self._attempt(placed, generation, answer):
-            placed = await self._placer.place_again(placed)
+        losses = 0
+        while lost := await self._attempt(placed, generation, answer, None):
+            if isinstance(lost, Refusal):
+                placed = await self._placer.place_again(placed)
+                continue
+            losses += 1
+            self._note_loss(lost, losses)
+            if answer.has_tokens:
+                await self._go_on(generation, answer, placed)
+                return
+            worker = placed.charge.decode
+            placed = await self._placer.place_after_loss(request, self._deadline, worker)
 
-    async def _attempt(self, placed: Placed, generation: Generation, answer: Answer) -> bool:
-        """One attempt on one decode worker; False when it refused and another one may be tried."""
-        self._timeline.placed = self._clock()
+    async def _go_on(self, generation: Generation, answer: Answer, lost: Placed | None) -> None:
+        """Every sample that is open goes on by itself, each on whichever worker takes it."""
+        answer.moved = True
+        try:
+            async with asyncio.TaskGroup() as group:
+                for sample_index in answer.open_samples:
+                    group.create_task(self._go_on_one(generation, answer, sample_index, lost))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    async def _go_on_one(
+        self, generation: Generation, answer: Answer, sample_index: int, lost: Placed | None
+    ) -> None:
+        stopped = answer.stopped(sample_index)  # the router before had no time to say so
+        if stopped is not None:
+            place = PromptPlace("", "local", PlacementReason.MIGRATED)
+            await self._send_end(stopped, place, generation, answer)
+            return
+        worker = None if lost is None else lost.charge.decode
+        placed, losses = await self._place_one(generation, answer, sample_index, worker), 0
+        while True:
+            before = len(answer.token_ids[sample_index])
+            failure = await self._attempt(placed, generation, answer, sample_index)
+            if failure is None:
+                return
+            if isinstance(failure, Refusal):
+                placed = await self._placer.place_again(placed)
+                continue
+            losses = 1 if len(answer.token_ids[sample_index]) > before else losses + 1
+            self._note_loss(failure, losses)
+            worker = placed.charge.decode
+            placed = await self._place_one(generation, answer, sample_index, worker)
+
+    async def _place_one(
+        self,
+        generation: Generation,
+        answer: Answer,
+        sample_index: int,
+        lost: WatchedWorker | None,
+    ) -> Placed:
+        known = len(answer.token_ids[sample_index])
+        request = PlacementRequest(
+            generation.prompt_len + known,
+            max(generation.sampling.max_tokens - known, 0),
+            goes_on=True,
+        )
+        return await self._placer.place_after_loss(request, self._deadline, lost)
+
+    def _note_loss(self, lost: WorkerLostError, losses: int) -> None:
+        """Raises `lost` when one request has lost so many workers that it may be the cause."""
+        if losses > self._max_migrations:
+            raise lost
+        log.warning("request goes on elsewhere: %s", lost.message)
+        self._recorder.migrated(lost.migration)
+
+    async def _attempt(
+        self, placed: Placed, generation: Generation, answer: Answer, sample_index: int | None
+    ) -> Refusal | WorkerLostError | None:
+        """All samples, or one that goes on, on one decode worker; None when it was served to its
+        end, else why another worker should be tried. Raises what ends the request.
+        """
+        if not self._timeline.num_tokens:
+            self._timeline.placed = self._clock()
         self._on_worker = True
+        before = self._timeline.num_tokens
         try:
             async with asyncio.timeout(max(self._time_left(), 0.0) + GRACE):
-                await self._stream(placed, generation, answer)
+                await self._stream(placed, generation, answer, sample_index)
         except TimeoutError:
             raise DeadlineError("the request's deadline passed while it was served") from None
         except TasukiError as error:
-            if self._timeline.num_tokens or error.reason not in PLACED_ELSEWHERE:
-                raise
-            self._on_worker = False
-            return False
+            if error.reason in PLACED_ELSEWHERE and self._timeline.num_tokens == before:
+                self._on_worker = False
+                return Refusal()
+            if isinstance(error, WorkerLostError):
+                return error
+            raise
         finally:
             self._placer.release(placed)
-        return True
+        return None
 
-    async def _stream(self, placed: Placed, generation: Generation, answer: Answer) -> None:
+    async def _stream(
+        self, placed: Placed, generation: Generation, answer: Answer, sample_index: int | None
+    ) -> None:
         place = PromptPlace.planned(placed.placement)
-        request = DecodeRequest(
-            request_id=generation.request_id,
-            prompt_token_ids=generation.prompt_token_ids,
-            output_token_ids=[],
-            sampling=generation.sampling,
-            prefill_candidates=list(placed.placement.candidates),
-            local_reason="" if placed.placement.candidates else placed.placement.reason,
-            timeout=max(self._time_left(), 0.001),
-            priority=generation.priority,
-            cache_salt=generation.cache_salt,
+        call = DecodeCall(
+            placed.charge.decode,
+            decode_request(
+                placed.placement, generation, answer, sample_index, max(self._time_left(), 0.001)
+            ),
         )
-        call = DecodeCall(placed.charge.decode, request)
         async with contextlib.aclosing(call.events()) as events:
             async for event in events:
                 match event:
@@ -145,7 +232,8 @@ class RequestStream:
                         pass  # of a sample that a stop string ended
                     case _:
                         self._note_place(event, place, placed)
-                if answer.is_over and not call.is_over:
+                wanted = answer.open_samples if sample_index is None else [sample_index]
+                if not call.is_over and not any(map(answer.is_open, wanted)):
                     return  # which cancels what the worker still does
 
     def _note_place(
@@ -173,15 +261,16 @@ class RequestStream:
 
     async def _send_tokens(self, event: TokensEvent, placed: Placed, answer: Answer) -> None:
         response = answer.delta(event)
+        first = not self._timeline.num_tokens
         gaps = self._timeline.tokens_left(
             self._clock(), len(response.token_ids), event.sample_index
         )
-        if event.index == 0 and event.sample_index == 0:
+        if first:
             self._timeline.worker_parts = event.parts or FirstTokenParts()
-            placed.charge.first_token()
             self._recorder.first_token(self._timeline)
+        placed.charge.first_token()
         self._recorder.gaps(gaps)
-        await self._context.write(response)
+        await self._write(response)
 
     async def _send_end(
         self, event: FinishedEvent, place: PromptPlace, generation: Generation, answer: Answer
@@ -190,11 +279,8 @@ class RequestStream:
 
         Raises for an end that is no answer.
         """
-        match event.finish_reason:
-            case FinishReason.CANCELLED:
-                raise UnavailableError("the decode worker gave the request up; send it again")
-            case FinishReason.ERROR:
-                raise TasukiError("the decode worker could not finish the request; see its log")
+        if event.finish_reason is FinishReason.ERROR:
+            raise TasukiError("the decode worker could not finish the request; see its log")
         response = answer.end(event)
         if answer.is_over:
             if answer.missed_deadline:
@@ -203,7 +289,11 @@ class RequestStream:
                 result = self._recorder.completed(self._timeline, generation.slo)
             self._counted = True
             answer.add_facts(response, place, self._timeline, result)
-        await self._context.write(response)
+        await self._write(response)
+
+    async def _write(self, response: inference_pb2.GenerateResponse) -> None:
+        async with self._writing:  # samples that go on by themselves take turns
+            await self._context.write(response)
 
     def _time_left(self) -> float:
         return self._deadline - self._clock()

@@ -18,6 +18,7 @@ from tasuki.errors import UnavailableError
 from tasuki.reasons import RejectionReason
 from tasuki.v1 import inference_pb2, inference_pb2_grpc
 
+ACCEPTED_KEY = "tasuki-accepted"
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -46,6 +47,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> None:
         deadline = self._parts.clock() + self._timeout(context)
+        if not self._draining:
+            # before anything else, so that its client knows that a router, now dead, had it
+            await context.send_initial_metadata(((ACCEPTED_KEY, "1"),))
         stream = RequestStream(context, self._parts, deadline)
         await stream.run(self._read(request))
 

@@ -68,6 +68,7 @@ class WatchedWorker:
         self.stub = worker_pb2_grpc.WorkerStub(channel)
         self.live = False
         self.reports = 0
+        self.on_loss: set[Callable[[], None]] = set()  # called when nothing is heard of it any more
         self._channel = channel
         self._model_id = model_id
         self._limits = limits
@@ -163,6 +164,8 @@ class WatchedWorker:
             if self.live:
                 self.live = False
                 self._on_change()
+                for tell in list(self.on_loss):
+                    tell()
             if why != self._last_words:  # once, not once per attempt
                 log.warning("watch of %s worker %s ended: %s", self.role, self.address, why)
                 self._last_words = why

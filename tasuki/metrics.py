@@ -19,6 +19,7 @@ from tasuki.messages import MetricSample, Role
 from tasuki.reasons import (
     AbandonReason,
     FallbackReason,
+    MigrationReason,
     PlacementReason,
     RejectionReason,
 )
@@ -125,6 +126,11 @@ class RouterMetrics:
             "slo_misses_total",
             "Requests that missed their objective, by the part that overran most.",
             {"blamed": (*TTFT_PARTS, "decode")},
+        )
+        self.migrations_total = make.counter(
+            "migrations_total",
+            "Requests that another decode worker went on with.",
+            {"reason": tuple(MigrationReason)},
         )
         self.placements_total = make.counter(
             "placements_total",

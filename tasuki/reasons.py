@@ -18,6 +18,7 @@ class PlacementReason(StrEnum):
     PREFILL_BUSY = "prefill_busy"
     LINK_DOWN = "link_down"
     FORCED = "forced"
+    MIGRATED = "migrated"  # another worker took it over, and computes what is known of it anew
 
 
 class FallbackReason(StrEnum):
@@ -30,6 +31,14 @@ class FallbackReason(StrEnum):
     DIGEST = "digest"
     LAYOUT = "layout"
     DEADLINE = "deadline"
+
+
+class MigrationReason(StrEnum):
+    """Why a request went on on another decode worker."""
+
+    DECODE_DIED = "decode_died"
+    DRAINING = "draining"
+    STALLED = "stalled"  # nothing is heard of the worker: stopped, or cut off
 
 
 class RejectionReason(StrEnum):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from types import TracebackType
 from typing import Self, Unpack
@@ -10,31 +12,35 @@ import grpc
 
 from tasuki.client.output import GenerateOutput, output_from_proto
 from tasuki.client.prompt import ChatMessage, Generation
+from tasuki.client.resubmission import Resubmission, is_loss, was_accepted
 from tasuki.client.rpc_error import error_from_rpc
 from tasuki.client.sampling import SamplingOptions
 from tasuki.client.served import ServedModel, ServerDescription, model_from_proto, server_from_proto
-from tasuki.v1 import common_pb2, common_pb2_grpc, inference_pb2, inference_pb2_grpc
+from tasuki.client.targets import Targets
+from tasuki.errors import DeadlineError
+from tasuki.v1 import common_pb2, inference_pb2
 
-MAX_MESSAGE_BYTES = 16 << 20
-_OPTIONS: list[tuple[str, int]] = [
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.enable_http_proxy", 0),  # clusters are reached directly
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-]
+RESUBMIT_SECONDS = 30.0
 
 
 class Client:
     """Use it as an async context manager, or `close` it. Connects with the first call."""
 
-    def __init__(self, target: str) -> None:
-        """`target` is host:port."""
-        self.target = target
-        self._channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
-        self._inference = inference_pb2_grpc.InferenceStub(self._channel)
-        self._server = common_pb2_grpc.ServerStub(self._channel)
+    def __init__(
+        self, target: str | Sequence[str], *, resubmit_seconds: float = RESUBMIT_SECONDS
+    ) -> None:
+        """`target` is host:port, or several routers of one cluster: a list, or with commas.
+
+        A request whose router dies is sent again, to any of them, with what was answered so far,
+        and its stream goes on; the death is the caller's only after `resubmit_seconds` in which no
+        router took it. 0: at once.
+        """
+        self._targets = Targets(target)
+        self._resubmit_seconds = resubmit_seconds
+
+    @property
+    def target(self) -> str:
+        return str(self._targets)
 
     async def __aenter__(self) -> Self:
         return self
@@ -49,7 +55,7 @@ class Client:
 
     async def close(self) -> None:
         """Cancel the calls that still run and return the connection. Idempotent."""
-        await self._channel.close()
+        await self._targets.close()
 
     def generate(
         self,
@@ -80,7 +86,7 @@ class Client:
             prompt_token_ids=prompt_token_ids,
             messages=messages,
             sampling=sampling,
-            request_id=request_id,
+            request_id=request_id or uuid.uuid4().hex,  # a router must not draw another one
             model=model,
             slo_ttft_ms=slo_ttft_ms,
             slo_tpot_ms=slo_tpot_ms,
@@ -97,7 +103,9 @@ class Client:
         """The model that the cluster serves. `timeout` in seconds; None waits for ever."""
         request = inference_pb2.GetModelInfoRequest()
         try:
-            return model_from_proto(await self._inference.GetModelInfo(request, timeout=timeout))
+            return model_from_proto(
+                await self._targets.current.inference.GetModelInfo(request, timeout=timeout)
+            )
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error, self.target) from None
 
@@ -109,7 +117,9 @@ class Client:
         """Facts and effective settings of the process that answers. `timeout` in seconds."""
         request = common_pb2.GetServerInfoRequest()
         try:
-            return server_from_proto(await self._server.GetServerInfo(request, timeout=timeout))
+            return server_from_proto(
+                await self._targets.current.server.GetServerInfo(request, timeout=timeout)
+            )
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error, self.target) from None
 
@@ -123,18 +133,46 @@ class Client:
         """
         request = common_pb2.ResetPrefixCacheRequest()
         try:
-            return int((await self._server.ResetPrefixCache(request, timeout=timeout)).blocks)
+            return int(
+                (
+                    await self._targets.current.server.ResetPrefixCache(request, timeout=timeout)
+                ).blocks
+            )
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error, self.target) from None
 
     async def _stream(
         self, request: inference_pb2.GenerateRequest, seconds: float | None
     ) -> AsyncGenerator[GenerateOutput, None]:
-        call = self._inference.Generate(request, timeout=seconds)
-        try:
-            async for response in call:
-                yield output_from_proto(response)
-        except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error, self.target) from None
-        finally:
-            call.cancel()  # nothing after a call that is over
+        clock = asyncio.get_running_loop().time
+        deadline = None if seconds is None else clock() + seconds
+        attempts = Resubmission(request, len(self._targets), self._resubmit_seconds)
+        while True:
+            target = self._targets.current
+            left = None if deadline is None else max(deadline - clock(), 0.001)
+            call = target.inference.Generate(attempts.request(), timeout=left)
+            # beside the answers: a call that fails early may never have any metadata
+            metadata = asyncio.ensure_future(call.initial_metadata())
+            try:
+                async for response in call:
+                    attempts.note(response)
+                    yield output_from_proto(response)
+                return
+            except grpc.aio.AioRpcError as error:
+                if attempts.is_complete and is_loss(error):
+                    return
+                if metadata.done() and was_accepted(metadata.result()):
+                    attempts.accepted()
+                pause = attempts.pause(error, clock())
+                if pause is None:
+                    raise error_from_rpc(error, target.address) from None
+                if deadline is not None and clock() + pause >= deadline:
+                    raise DeadlineError(
+                        f"the deadline comes before a router can be tried again; {target.address}: "
+                        f"{error.details()}"
+                    ) from None
+            finally:
+                metadata.cancel()
+                call.cancel()  # nothing after a call that is over
+            self._targets.lose(target)
+            await asyncio.sleep(pause)

@@ -18,6 +18,7 @@ class DecodeRequest(Message, frozen=True):
     timeout: float | None = None  # seconds left of the request's own deadline
     priority: int = 0  # lower is more important; counts where the worker orders by it
     cache_salt: str = ""  # requests with different ones share no cached prefix
+    sample_index: int = 0  # which sample this is, where one alone goes on
 
 
 class DispatchedEvent(Message, frozen=True):

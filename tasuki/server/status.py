@@ -77,6 +77,11 @@ def error_from_rpc(error: grpc.aio.AioRpcError) -> TasukiError:
     return error_class_for(code, reason)(message, reason=reason or None)
 
 
+def is_ours(error: grpc.aio.AioRpcError) -> bool:
+    """Whether tasuki ended the call with it, and not gRPC: then a reason comes along."""
+    return REASON_KEY in (error.trailing_metadata() or {})
+
+
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: TasukiError) -> NoReturn:
     """End a call with an error. Never returns."""
     await context.abort(grpc_status(error.code), error.message, ((REASON_KEY, error.reason),))

@@ -16,6 +16,7 @@ from tasuki.server.worker_state import WorkerState
 from tasuki.v1 import worker_pb2
 from tasuki.wire.watch import report_to_proto, watch_request_from_proto
 
+STALE_SECONDS = 1.5  # an engine reports once a second at least
 EXPIRY_SECONDS = 1.0  # between looks for prefill workers that nobody names any more
 
 
@@ -34,6 +35,7 @@ class WatchStreams:
         self._clock = clock
         self._roster = roster or PrefillRoster()
         self._latest: LoadReport | None = None
+        self._latest_at = clock()
         self._changed = asyncio.Event()
         self._streams = 0
 
@@ -42,7 +44,7 @@ class WatchStreams:
 
     def report(self, load: LoadReport) -> None:
         """A new load report for every router."""
-        self._latest = load
+        self._latest, self._latest_at = load, self._clock()
         self.wake()
 
     def begin_epoch(self) -> None:
@@ -94,7 +96,9 @@ class WatchStreams:
             changed = self._changed
             if self._state.require_engine() is not engine:  # or raises: either ends the stream
                 raise EngineDiedError("the engine died, and another has taken its place")
-            if self._latest is not None:
+            # an old one says nothing of the engine of now, which may be stopped
+            fresh = self._clock() - self._latest_at < STALE_SECONDS
+            if self._latest is not None and fresh:
                 await write(report_to_proto(self._state.report(self._latest)))
             await changed.wait()
 

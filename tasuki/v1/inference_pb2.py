@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tasuki.v1 import common_pb2 as tasuki_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tasuki/v1/inference.proto\x12\ttasuki.v1\x1a\x16tasuki/v1/common.proto\"\x91\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12(\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x13.tasuki.v1.TokenIdsH\x00\x12\'\n\x08messages\x18\x05 \x01(\x0b\x32\x13.tasuki.v1.MessagesH\x00\x12+\n\x08sampling\x18\x06 \x01(\x0b\x32\x19.tasuki.v1.SamplingParams\x12\x1b\n\x03slo\x18\x07 \x01(\x0b\x32\x0e.tasuki.v1.Slo\x12\x10\n\x08priority\x18\x14 \x01(\x11\x12\x12\n\ncache_salt\x18\x15 \x01(\tB\x08\n\x06prompt\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"4\n\x08Messages\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.tasuki.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"I\n\x03Slo\x12\x14\n\x07ttft_ms\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x07tpot_ms\x18\x02 \x01(\x01H\x01\x88\x01\x01\x42\n\n\x08_ttft_msB\n\n\x08_tpot_ms\"\xc2\x03\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x15\n\rtoken_offsets\x18\x05 \x03(\x01\x12.\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x17.tasuki.v1.FinishReason\x12\x1f\n\x05usage\x18\x07 \x01(\x0b\x32\x10.tasuki.v1.Usage\x12#\n\x07timings\x18\x08 \x01(\x0b\x32\x12.tasuki.v1.Timings\x12+\n\tplacement\x18\t \x01(\x0b\x32\x18.tasuki.v1.PlacementInfo\x12)\n\x08logprobs\x18\n \x03(\x0b\x32\x17.tasuki.v1.TokenLogprob\x12\x30\n\x0fprompt_logprobs\x18\x0b \x03(\x0b\x32\x17.tasuki.v1.TokenLogprob\x12\x17\n\rstop_token_id\x18\x0c \x01(\rH\x00\x12\x15\n\x0bstop_string\x18\r \x01(\tH\x00\x12\x14\n\x0csample_index\x18\x0e \x01(\rB\r\n\x0bstop_reason\"\xa2\x01\n\rPlacementInfo\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x18\n\x10\x64\x65\x63ode_worker_id\x18\x03 \x01(\t\x12\x19\n\x11prefill_worker_id\x18\x04 \x01(\t\x12\x17\n\x0f\x66\x61llback_reason\x18\x05 \x01(\t\x12%\n\x1d\x64\x65\x63ode_computed_prompt_tokens\x18\x06 \x01(\r\"\xc1\x02\n\x07Timings\x12\x0c\n\x04ttft\x18\x01 \x01(\x01\x12\x0c\n\x04tpot\x18\x02 \x01(\x01\x12\x0b\n\x03\x65\x32\x65\x18\x03 \x01(\x01\x12\r\n\x05queue\x18\x04 \x01(\x01\x12\x13\n\x0breservation\x18\x05 \x01(\x01\x12\x15\n\rprefill_queue\x18\x06 \x01(\x01\x12\x17\n\x0fprefill_compute\x18\x07 \x01(\x01\x12\x10\n\x08\x66\x61llback\x18\x08 \x01(\x01\x12\x0b\n\x03hop\x18\t \x01(\x01\x12\x10\n\x08transfer\x18\n \x01(\x01\x12\x18\n\x10\x65xposed_transfer\x18\x0b \x01(\x01\x12\x13\n\x0b\x63ommit_wait\x18\x0c \x01(\x01\x12\x14\n\x0c\x66irst_decode\x18\r \x01(\x01\x12\x16\n\x0etransfer_bytes\x18\x0e \x01(\x04\x12\x17\n\x0ftransfer_blocks\x18\x0f \x01(\r\x12\x12\n\nslo_result\x18\x10 \x01(\t\"\x15\n\x13GetModelInfoRequest\"z\n\x14GetModelInfoResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x19\n\x11has_chat_template\x18\x04 \x01(\x08\x12\r\n\x05setup\x18\x05 \x01(\t2\xa3\x01\n\tInference\x12\x45\n\x08Generate\x12\x1a.tasuki.v1.GenerateRequest\x1a\x1b.tasuki.v1.GenerateResponse0\x01\x12O\n\x0cGetModelInfo\x12\x1e.tasuki.v1.GetModelInfoRequest\x1a\x1f.tasuki.v1.GetModelInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tasuki/v1/inference.proto\x12\ttasuki.v1\x1a\x16tasuki/v1/common.proto\"\xbb\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12(\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x13.tasuki.v1.TokenIdsH\x00\x12\'\n\x08messages\x18\x05 \x01(\x0b\x32\x13.tasuki.v1.MessagesH\x00\x12+\n\x08sampling\x18\x06 \x01(\x0b\x32\x19.tasuki.v1.SamplingParams\x12\x1b\n\x03slo\x18\x07 \x01(\x0b\x32\x0e.tasuki.v1.Slo\x12(\n\x07outputs\x18\x08 \x03(\x0b\x32\x17.tasuki.v1.SampleOutput\x12\x10\n\x08priority\x18\x14 \x01(\x11\x12\x12\n\ncache_salt\x18\x15 \x01(\tB\x08\n\x06prompt\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"F\n\x0cSampleOutput\x12\x14\n\x0csample_index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\r\n\x05\x65nded\x18\x03 \x01(\x08\"4\n\x08Messages\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.tasuki.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"I\n\x03Slo\x12\x14\n\x07ttft_ms\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x07tpot_ms\x18\x02 \x01(\x01H\x01\x88\x01\x01\x42\n\n\x08_ttft_msB\n\n\x08_tpot_ms\"\xc2\x03\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x15\n\rtoken_offsets\x18\x05 \x03(\x01\x12.\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x17.tasuki.v1.FinishReason\x12\x1f\n\x05usage\x18\x07 \x01(\x0b\x32\x10.tasuki.v1.Usage\x12#\n\x07timings\x18\x08 \x01(\x0b\x32\x12.tasuki.v1.Timings\x12+\n\tplacement\x18\t \x01(\x0b\x32\x18.tasuki.v1.PlacementInfo\x12)\n\x08logprobs\x18\n \x03(\x0b\x32\x17.tasuki.v1.TokenLogprob\x12\x30\n\x0fprompt_logprobs\x18\x0b \x03(\x0b\x32\x17.tasuki.v1.TokenLogprob\x12\x17\n\rstop_token_id\x18\x0c \x01(\rH\x00\x12\x15\n\x0bstop_string\x18\r \x01(\tH\x00\x12\x14\n\x0csample_index\x18\x0e \x01(\rB\r\n\x0bstop_reason\"\xa2\x01\n\rPlacementInfo\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x18\n\x10\x64\x65\x63ode_worker_id\x18\x03 \x01(\t\x12\x19\n\x11prefill_worker_id\x18\x04 \x01(\t\x12\x17\n\x0f\x66\x61llback_reason\x18\x05 \x01(\t\x12%\n\x1d\x64\x65\x63ode_computed_prompt_tokens\x18\x06 \x01(\r\"\xc1\x02\n\x07Timings\x12\x0c\n\x04ttft\x18\x01 \x01(\x01\x12\x0c\n\x04tpot\x18\x02 \x01(\x01\x12\x0b\n\x03\x65\x32\x65\x18\x03 \x01(\x01\x12\r\n\x05queue\x18\x04 \x01(\x01\x12\x13\n\x0breservation\x18\x05 \x01(\x01\x12\x15\n\rprefill_queue\x18\x06 \x01(\x01\x12\x17\n\x0fprefill_compute\x18\x07 \x01(\x01\x12\x10\n\x08\x66\x61llback\x18\x08 \x01(\x01\x12\x0b\n\x03hop\x18\t \x01(\x01\x12\x10\n\x08transfer\x18\n \x01(\x01\x12\x18\n\x10\x65xposed_transfer\x18\x0b \x01(\x01\x12\x13\n\x0b\x63ommit_wait\x18\x0c \x01(\x01\x12\x14\n\x0c\x66irst_decode\x18\r \x01(\x01\x12\x16\n\x0etransfer_bytes\x18\x0e \x01(\x04\x12\x17\n\x0ftransfer_blocks\x18\x0f \x01(\r\x12\x12\n\nslo_result\x18\x10 \x01(\t\"\x15\n\x13GetModelInfoRequest\"z\n\x14GetModelInfoResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x19\n\x11has_chat_template\x18\x04 \x01(\x08\x12\r\n\x05setup\x18\x05 \x01(\t2\xa3\x01\n\tInference\x12\x45\n\x08Generate\x12\x1a.tasuki.v1.GenerateRequest\x1a\x1b.tasuki.v1.GenerateResponse0\x01\x12O\n\x0cGetModelInfo\x12\x1e.tasuki.v1.GetModelInfoRequest\x1a\x1f.tasuki.v1.GetModelInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,25 +33,27 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tasuki.v1.inference_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GENERATEREQUEST']._serialized_start=65
-  _globals['_GENERATEREQUEST']._serialized_end=338
-  _globals['_TOKENIDS']._serialized_start=340
-  _globals['_TOKENIDS']._serialized_end=363
-  _globals['_MESSAGES']._serialized_start=365
-  _globals['_MESSAGES']._serialized_end=417
-  _globals['_CHATMESSAGE']._serialized_start=419
-  _globals['_CHATMESSAGE']._serialized_end=463
-  _globals['_SLO']._serialized_start=465
-  _globals['_SLO']._serialized_end=538
-  _globals['_GENERATERESPONSE']._serialized_start=541
-  _globals['_GENERATERESPONSE']._serialized_end=991
-  _globals['_PLACEMENTINFO']._serialized_start=994
-  _globals['_PLACEMENTINFO']._serialized_end=1156
-  _globals['_TIMINGS']._serialized_start=1159
-  _globals['_TIMINGS']._serialized_end=1480
-  _globals['_GETMODELINFOREQUEST']._serialized_start=1482
-  _globals['_GETMODELINFOREQUEST']._serialized_end=1503
-  _globals['_GETMODELINFORESPONSE']._serialized_start=1505
-  _globals['_GETMODELINFORESPONSE']._serialized_end=1627
-  _globals['_INFERENCE']._serialized_start=1630
-  _globals['_INFERENCE']._serialized_end=1793
+  _globals['_GENERATEREQUEST']._serialized_end=380
+  _globals['_TOKENIDS']._serialized_start=382
+  _globals['_TOKENIDS']._serialized_end=405
+  _globals['_SAMPLEOUTPUT']._serialized_start=407
+  _globals['_SAMPLEOUTPUT']._serialized_end=477
+  _globals['_MESSAGES']._serialized_start=479
+  _globals['_MESSAGES']._serialized_end=531
+  _globals['_CHATMESSAGE']._serialized_start=533
+  _globals['_CHATMESSAGE']._serialized_end=577
+  _globals['_SLO']._serialized_start=579
+  _globals['_SLO']._serialized_end=652
+  _globals['_GENERATERESPONSE']._serialized_start=655
+  _globals['_GENERATERESPONSE']._serialized_end=1105
+  _globals['_PLACEMENTINFO']._serialized_start=1108
+  _globals['_PLACEMENTINFO']._serialized_end=1270
+  _globals['_TIMINGS']._serialized_start=1273
+  _globals['_TIMINGS']._serialized_end=1594
+  _globals['_GETMODELINFOREQUEST']._serialized_start=1596
+  _globals['_GETMODELINFOREQUEST']._serialized_end=1617
+  _globals['_GETMODELINFORESPONSE']._serialized_start=1619
+  _globals['_GETMODELINFORESPONSE']._serialized_end=1741
+  _globals['_INFERENCE']._serialized_start=1744
+  _globals['_INFERENCE']._serialized_end=1907
 # @@protoc_insertion_point(module_scope)

@@ -32,6 +32,7 @@ class GenerateRequest(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     SLO_FIELD_NUMBER: _builtins.int
+    OUTPUTS_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
@@ -60,6 +61,12 @@ class GenerateRequest(_message.Message):
     def slo(self) -> Global___Slo:
         """What counts as good service for this request; unset: the cluster's default."""
 
+    @_builtins.property
+    def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampleOutput]:
+        """What a router that is gone had already answered to this very request; generation goes on after
+        it. Empty: the request is new.
+        """
+
     def __init__(
         self,
         *,
@@ -70,12 +77,13 @@ class GenerateRequest(_message.Message):
         messages: Global___Messages | None = ...,
         sampling: _common_pb2.SamplingParams | None = ...,
         slo: Global___Slo | None = ...,
+        outputs: _abc.Iterable[Global___SampleOutput] | None = ...,
         priority: _builtins.int = ...,
         cache_salt: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "prompt", b"prompt", "sampling", b"sampling", "slo", b"slo", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "messages", b"messages", "model", b"model", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "slo", b"slo", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "messages", b"messages", "model", b"model", "outputs", b"outputs", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "slo", b"slo", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids", "messages"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
@@ -106,6 +114,38 @@ class TokenIds(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TokenIds: _TypeAlias = TokenIds  # noqa: Y015
+
+@_typing.final
+class SampleOutput(_message.Message):
+    """What a sample of a request has already."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAMPLE_INDEX_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    sample_index: _builtins.int
+    """Which sample; one that is not named has nothing yet."""
+    ended: _builtins.bool
+    """Whether it has its finish reason."""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Its tokens so far."""
+
+    def __init__(
+        self,
+        *,
+        sample_index: _builtins.int = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        ended: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "sample_index", b"sample_index", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SampleOutput: _TypeAlias = SampleOutput  # noqa: Y015
 
 @_typing.final
 class Messages(_message.Message):

@@ -62,6 +62,7 @@ class DecodeRequest(_message.Message):
     PREFILL_CANDIDATES_FIELD_NUMBER: _builtins.int
     LOCAL_REASON_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
+    SAMPLE_INDEX_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
@@ -70,6 +71,8 @@ class DecodeRequest(_message.Message):
     """Why there are no candidates."""
     timeout: _builtins.float
     """Seconds left until the request's deadline; unset: none."""
+    sample_index: _builtins.int
+    """Which sample of the request this is, where one alone goes on; then sampling.n is 1."""
     priority: _builtins.int
     """Lower is more important, where the worker orders its queue by priority."""
     cache_salt: _builtins.str
@@ -100,12 +103,13 @@ class DecodeRequest(_message.Message):
         prefill_candidates: _abc.Iterable[Global___PrefillTarget] | None = ...,
         local_reason: _builtins.str = ...,
         timeout: _builtins.float | None = ...,
+        sample_index: _builtins.int = ...,
         priority: _builtins.int = ...,
         cache_salt: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_timeout", b"_timeout", "sampling", b"sampling", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout", b"_timeout", "cache_salt", b"cache_salt", "local_reason", b"local_reason", "output_token_ids", b"output_token_ids", "prefill_candidates", b"prefill_candidates", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "timeout", b"timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout", b"_timeout", "cache_salt", b"cache_salt", "local_reason", b"local_reason", "output_token_ids", b"output_token_ids", "prefill_candidates", b"prefill_candidates", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sample_index", b"sample_index", "sampling", b"sampling", "timeout", b"timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__timeout: _TypeAlias = _typing.Literal["timeout"]  # noqa: Y015
     _WhichOneofArgType__timeout: _TypeAlias = _typing.Literal["_timeout", b"_timeout"]  # noqa: Y015

@@ -44,6 +44,7 @@ def decode_request_to_proto(request: DecodeRequest) -> worker_pb2.DecodeRequest:
         timeout=request.timeout,
         priority=request.priority,
         cache_salt=request.cache_salt,
+        sample_index=request.sample_index,
     )
 
 
@@ -60,6 +61,7 @@ def decode_request_from_proto(request: worker_pb2.DecodeRequest) -> DecodeReques
         timeout=values.finite("timeout", request.timeout) if request.HasField("timeout") else None,
         priority=request.priority,
         cache_salt=values.short("cache_salt", request.cache_salt),
+        sample_index=request.sample_index,
     )
 
 

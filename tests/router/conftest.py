@@ -77,7 +77,7 @@ class Harness:
 
     def generate(self, timeout: float | None = 10.0, **fields: Any) -> Any:
         """Open a Generate call. `token_ids`, `max_tokens`, ... go where they belong."""
-        request = inference_pb2.GenerateRequest()
+        request = inference_pb2.GenerateRequest(outputs=fields.pop("outputs", None))
         ids = fields.pop("token_ids", None)
         messages = fields.pop("messages", None)
         if ids is not None:
@@ -100,6 +100,12 @@ class Harness:
         """All messages of one request."""
         async with asyncio.timeout(15):
             return [message async for message in self.generate(**fields)]
+
+    async def resume(
+        self, has: list[inference_pb2.SampleOutput], **fields: Any
+    ) -> list[inference_pb2.GenerateResponse]:
+        """All messages of one request that another router began."""
+        return await self.outputs(outputs=has, **fields)
 
     async def error(self, **fields: Any) -> grpc.aio.AioRpcError:
         """The error that one request ends with."""
@@ -172,10 +178,11 @@ def harness_of(model: ServedModel) -> MakeHarness:
             await wait_until(
                 lambda: (
                     not any(
-                        router.registry.worker(worker.address).outstanding for worker in workers
+                        worker.running or router.registry.worker(worker.address).outstanding
+                        for worker in workers
                     )
                 ),
-                "every charge is returned",
+                "every charge is returned, and every worker idle",
             )
             made.check_nothing_left()
         finally:

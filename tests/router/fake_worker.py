@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from tasuki.errors import UnsupportedError
 from tasuki.messages import (
     DecodeRequest,
@@ -63,11 +65,18 @@ def place_event(request: DecodeRequest) -> DispatchedEvent | LocalEvent:
 
 
 async def spell(request: DecodeRequest) -> AsyncIterator[WireDecodeEvent]:
-    """The default script: the ids 65, 66, ... (A, B, ...), one a message, as many as asked for."""
+    """The default script: the ids 65, 66, ... (A, B, ...), one a message, as many as asked for and
+    not there yet; of every sample in turn, each beginning one letter later than the one before.
+    """
     yield place_event(request)
-    for index in range(request.sampling.max_tokens):
-        yield tokens(index, 65 + index % 26)
-    yield finished(request, request.sampling.max_tokens)
+    n = request.sampling.n
+    samples = range(n) if n > 1 else [request.sample_index]
+    for index in range(len(request.output_token_ids), request.sampling.max_tokens):
+        for sample in samples:
+            event = tokens(index, 65 + (index + sample) % 26)
+            yield msgspec.structs.replace(event, sample_index=sample)
+    for left, sample in zip(reversed(range(len(samples))), samples, strict=True):
+        yield finished(request, request.sampling.max_tokens, sample_index=sample, samples_left=left)
 
 
 @dataclass(eq=False)
@@ -87,6 +96,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     cancelled: int = 0
     targets: list[PrefillTarget] = field(default_factory=list)
     watch_requests: int = 0
+    silent: bool = False  # as if its engine were stopped: no reports, not even on a new stream
 
     def __post_init__(self) -> None:
         self.load = LoadReport(
@@ -170,7 +180,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                     max_model_len=self.max_model_len,
                     model_id=self.model_id,
                 )
-                yield report_to_proto(report)
+                if not self.silent:
+                    yield report_to_proto(report)
                 async with self._changed:
                     while self._version == seen:
                         await self._changed.wait()

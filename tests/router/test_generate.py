@@ -249,7 +249,7 @@ def misbehave(*events: WireDecodeEvent) -> Script:
 async def test_a_client_never_sees_a_token_twice_or_out_of_order(
     harness: MakeHarness, events: tuple[WireDecodeEvent, ...], words: str
 ) -> None:
-    async with harness() as h:
+    async with harness(max_migrations=0) as h:
         h.decodes[0].script = misbehave(*events)
         error = await h.error(text="x", max_tokens=3)
         assert words in (error.details() or "")
