@@ -138,7 +138,8 @@ class DecodeCore:
             cache_salt=asked.cache_salt,
             sample_index=asked.sample_index,
         )
-        request.finish_reason = request.reason_to_stop(self.engine.max_model_len)
+        if asked.output_token_ids:
+            request.finish_reason = request.reason_to_stop(self.engine.max_model_len)
         if request.finish_reason is None:
             self.engine.validate(asked.prompt_token_ids, asked.sampling, asked.output_token_ids)
         return DecodeStream(
