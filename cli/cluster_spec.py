@@ -41,7 +41,8 @@ class ClusterSpec:
     model: Path
     prefill: int = 1
     decode: int = 1
-    port: int = 0
+    routers: int = 1
+    port: int = 0  # of the first router
     threads: int = 1
     cpus: tuple[int, ...] = ()
     worker: WorkerConfig = field(default_factory=WorkerConfig)
@@ -59,6 +60,9 @@ class ClusterSpec:
         """Name and role of every worker, in the order in which cores are dealt."""
         roles = [(Role.PREFILL, self.prefill), (Role.DECODE, self.decode)]
         return [(f"{role}-{number}", role) for role, count in roles for number in range(count)]
+
+    def router_names(self) -> list[str]:
+        return [ROUTER, *(f"{ROUTER}-{number}" for number in range(1, self.routers))]
 
     def worker_config(self, name: str) -> WorkerConfig:
         """The settings of one worker."""
@@ -88,13 +92,15 @@ class ClusterSpec:
         }
         return replace(self, overrides=overrides)
 
-    def router_config(self, prefill: list[str], decode: list[str]) -> RouterConfig:
-        """The settings of the router, given the workers' addresses."""
+    def router_config(
+        self, prefill: list[str], decode: list[str], name: str = ROUTER
+    ) -> RouterConfig:
+        """The settings of a router, given the workers' addresses."""
         return replace(
             self.router,
             model=str(self.model),
             host=LOOPBACK,
-            port=self.port,
+            port=self.port if name == ROUTER else 0,
             prefill_workers=",".join(prefill),
             decode_workers=",".join(decode),
             drain_timeout=self._drain_timeout(self.router.drain_timeout),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Self, TypeVar
@@ -21,7 +22,8 @@ from cli.cluster_spec import ROUTER, ClusterSpec
 from cli.lifeline import Lifeline
 from cli.readiness import missing_parts
 from cli.ready_line import ReadyLine
-from tasuki.config import to_args
+from router.config import RouterConfig
+from tasuki.config import WorkerConfig, to_args
 from tasuki.errors import DeadlineError, UnavailableError
 from tasuki.messages import Role
 
@@ -45,6 +47,7 @@ class LocalCluster:
         self._probe = probe
         self._children: dict[str, Child] = {}
         self._ready: dict[str, ReadyLine] = {}
+        self._started: dict[str, tuple[str, WorkerConfig | RouterConfig]] = {}  # role, settings
         self._lifeline: Lifeline | None = None
         self._missing = ""  # what `wait_ready` waits for, in words
 
@@ -66,8 +69,17 @@ class LocalCluster:
         return self._ready[ROUTER]
 
     @property
+    def routers(self) -> list[ReadyLine]:
+        return [self._ready[name] for name in self.spec.router_names()]
+
+    @property
     def router_address(self) -> str:
         return self.router.address
+
+    @property
+    def router_addresses(self) -> str:
+        """All of them, with commas, as a client takes them."""
+        return ",".join(router.address for router in self.routers)
 
     @property
     def workers(self) -> list[ReadyLine]:
@@ -114,6 +126,24 @@ class LocalCluster:
         """Wait until one process has ended; its exit code, or minus the number of the signal."""
         return await self._child_of(process).wait()
 
+    async def restart(self, process: ReadyLine) -> ReadyLine:
+        """Start a process that has ended, or is ending, anew on the same ports.
+
+        Raises ProcessError when it does not start, or does not end within KILL_TIMEOUT.
+        """
+        name = self._name_of(process)
+        child, (role, config) = self._children[name], self._started[name]
+        child.killed_on_purpose = True
+        if left := await child.end(KILL_TIMEOUT):
+            raise ProcessError(f"processes {left} of {name} did not end within {KILL_TIMEOUT:g} s")
+        port, metrics_port = (
+            int(at.rpartition(":")[2]) for at in (process.address, process.metrics)
+        )
+        config = dataclasses.replace(config, port=port, metrics_port=metrics_port)
+        await self._spawn(name, role, config)
+        await self._within_start_timeout(self._wait_child(name), "to start again")
+        return self._ready[name]
+
     def kill_all(self) -> None:
         """End everything at once, without a word to anyone; `stop` is then quick."""
         for child in self._children.values():
@@ -152,18 +182,22 @@ class LocalCluster:
     async def _start(self) -> None:
         workers = self.spec.workers()
         for name, role in workers:
-            await self._spawn(name, role, to_args(self.spec.worker_config(name)))
+            await self._spawn(name, role, self.spec.worker_config(name))
         await self._unless_one_dies(_all(*(self._wait_child(name) for name, _ in workers)))
         addresses = {
             role: [self._ready[name].address for name, other in workers if other is role]
             for role in Role
         }
-        config = self.spec.router_config(addresses[Role.PREFILL], addresses[Role.DECODE])
-        await self._spawn(ROUTER, ROUTER, to_args(config))
-        await self._unless_one_dies(self._wait_child(ROUTER))
+        for name in self.spec.router_names():
+            config = self.spec.router_config(addresses[Role.PREFILL], addresses[Role.DECODE], name)
+            await self._spawn(name, ROUTER, config)
+        routers = self.spec.router_names()
+        await self._unless_one_dies(_all(*(self._wait_child(name) for name in routers)))
 
-    async def _spawn(self, name: str, role: str, args: list[str]) -> None:
+    async def _spawn(self, name: str, role: str, config: WorkerConfig | RouterConfig) -> None:
         assert self._lifeline is not None, "only a cluster that was entered starts processes"
+        self._started[name] = (role, config)
+        args = to_args(config)
         self._children[name] = await Child.start(
             name,
             [*self.spec.program(role), *args],
@@ -213,8 +247,10 @@ class LocalCluster:
         return "\n".join([head, *words])
 
     def _child_of(self, process: ReadyLine) -> Child:
-        name = next(name for name, ready in self._ready.items() if ready == process)
-        return self._children[name]
+        return self._children[self._name_of(process)]
+
+    def _name_of(self, process: ReadyLine) -> str:
+        return next(name for name, ready in self._ready.items() if ready.address == process.address)
 
 
 async def _wait_all(children: list[Child], seconds: float) -> None:

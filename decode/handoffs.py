@@ -5,7 +5,8 @@
  2. the prompt is dispatched to the first candidate with an open link;
  3. the first token goes to the client at once; the KV follows, block by block;
  4. committed: every block has arrived and the first token is known; the request joins the batch;
- 5. anything else is a fallback: what arrived is kept, the rest of the prompt is computed here.
+ 5. a prefill worker that refuses or is lost before the first token is replaced by the next one;
+ 6. anything else is a fallback: what arrived is kept, the rest of the prompt is computed here.
 Knows nothing about sampling or about how streams are written.
 """
 
@@ -15,6 +16,7 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Iterator
 
+from decode.endings import LINK_FAILURES, LOCAL_ENDINGS, RETRIED, fallback_reason
 from decode.streams import DecodeStream, Dispatch, Streams
 from tasuki.config import WorkerConfig
 from tasuki.engine.core import Host
@@ -50,12 +52,6 @@ from tasuki.transfer.link_events import (
 from tasuki.transfer.receiving_link import ReceivingLink
 
 LIVE_STATES = (HandoffState.RESERVED, HandoffState.DISPATCHED, HandoffState.TRANSFERRING)
-LOCAL_ENDINGS = (AbandonReason.FINISHED, AbandonReason.CANCELLED)  # no failure, no fallback
-LINK_FAILURES = {
-    "peer_died": AbandonReason.PREFILL_DIED,
-    "digest": AbandonReason.DIGEST,
-    "stalled": AbandonReason.STALLED,
-}
 
 
 class Handoffs:
@@ -105,7 +101,8 @@ class Handoffs:
             if not self._engine.scheduler.reserve(stream.request, known):
                 break
             self._waiting.popleft()
-            self._dispatch(stream, link, known, now)
+            stream.reservation = now - stream.seen
+            self._dispatch(stream, link, len(known.block_ids), now)
         while self._waiting and now - self._waiting[0].seen >= self._config.reserve_timeout:
             stream = self._waiting.popleft()
             self._engine.scheduler.unreserve(stream.request.key)
@@ -124,11 +121,11 @@ class Handoffs:
         return known.copies_last or rest <= self._config.short_rest_tokens
 
     def _dispatch(
-        self, stream: DecodeStream, link: ReceivingLink, known: Prefix, now: float
+        self, stream: DecodeStream, link: ReceivingLink, first_block: int, now: float
     ) -> None:
+        """Ask for the blocks from `first_block` on; those before are here."""
         request = stream.request
-        stream.reservation = now - stream.seen
-        first_block = len(known.block_ids)
+        stream.tried(link.target)
         end = self._engine.cache.layout.blocks_for(request.prompt_len)
         handoff = Handoff(
             secrets.token_hex(16),
@@ -294,28 +291,36 @@ class Handoffs:
         *,
         call_is_over: bool = False,
     ) -> None:
-        """Keep what arrived and compute the rest of the prompt here."""
+        """Keep what arrived, and have the rest of the prompt computed by the next candidate, if
+        there is one and no token is known yet, or here.
+        """
         dispatch = stream.dispatch
         assert dispatch is not None
         handoff, request = dispatch.handoff, stream.request
         layout = self._engine.cache.layout
+        self._host.metrics.add("kv_transfer_failures_total", reason=reason)
         # logprobs of the prompt that have not come need all of it computed
         kept = request.prompt_logprobs is None
         run = handoff.first_block + handoff.received_run if kept else 0
         handoff.abandon(reason, now)
         in_flight = dispatch.link.abandon(handoff.handoff_id, reason)
         self._forget(stream, dispatch)
+        if not call_is_over:
+            self._host.deliver(CancelPrefillCall(handoff_id=handoff.handoff_id))
+        if not request.output_token_ids:
+            stream.fallback += now - dispatch.at
+            rest = request.prompt_len - run * layout.block_size
+            link = self._usable_link(stream) if reason in RETRIED and not in_flight else None
+            if link is not None and rest > self._config.short_rest_tokens:
+                self._dispatch(stream, link, run, now)  # nothing of it was told: it may be retried
+                return
         self._engine.blocks.abandon(request.key, run, in_flight)
         known = request.num_tokens - 1  # the last known token always has to be computed
         request.num_computed_tokens = min(run * layout.block_size, request.prompt_len, known)
-        if not call_is_over:
-            self._host.deliver(CancelPrefillCall(handoff_id=handoff.handoff_id))
-        self._host.metrics.add("kv_transfer_failures_total", reason=reason)
         self._host.metrics.add("fallbacks_total", reason=reason)
         event = FallbackEvent(reason=reason, kept_tokens=request.num_computed_tokens)
         self._host.emit(stream.stream_id, event)
         if not request.output_token_ids:
-            stream.fallback = now - dispatch.at
             stream.queued_at = now
         else:
             stream.decode_from = now
@@ -351,6 +356,8 @@ class Handoffs:
             self._host.deliver(CancelPrefillCall(handoff_id=dispatch.handoff.handoff_id))
 
     def _forget(self, stream: DecodeStream, dispatch: Dispatch) -> None:
+        for state, seconds in dispatch.handoff.durations(self._host.clock()).items():
+            self._host.metrics.observe("handoff_seconds", seconds, state=state)
         del self._dispatched[dispatch.handoff.handoff_id]
         stream.dispatch = None
 
@@ -382,13 +389,3 @@ class Handoffs:
             assert stream.dispatch.handoff.handoff_id == handoff_id
             assert stream.request.status is RequestStatus.PARKED
             stream.dispatch.handoff.check_integrity()
-
-
-def fallback_reason(error: ErrorStatus) -> AbandonReason:
-    """Why a Prefill call that ended with `error` makes us compute here, as a fallback reason."""
-    if error.reason in ("link_down", "layout", "deadline"):
-        return AbandonReason(error.reason)
-    if error.code in ("UNAVAILABLE", "CANCELLED", "INTERNAL") and error.reason != "draining":
-        return AbandonReason.PREFILL_DIED
-    late = error.code == "DEADLINE_EXCEEDED"
-    return AbandonReason.DEADLINE if late else AbandonReason.REFUSED

@@ -58,6 +58,11 @@ class DecodeStream:
     transfer: HandoffTimings = field(default_factory=HandoffTimings)
     samples_left: int = 1  # those that have not ended
 
+    def tried(self, target: PrefillTarget) -> None:
+        """Those up to this candidate are not asked again."""
+        ids = [candidate.worker_id for candidate in self.candidates]
+        self.candidates = self.candidates[ids.index(target.worker_id) + 1 :]
+
     @property
     def requests(self) -> list[Request]:
         """All samples, as far as they are known."""

@@ -307,6 +307,12 @@ def _decode_families(make: Families) -> dict[str, Counter | Gauge | Histogram]:
             "kv_transfer_bytes", "Bytes of KV of one committed handoff.", buckets=BYTES
         ),
         "handoffs": make.gauge("handoffs", "Live handoffs.", {"state": HANDOFF_STATES}),
+        "handoff_seconds": make.histogram(
+            "handoff_seconds",
+            "Time of one handoff in a state, whatever its end.",
+            {"state": HANDOFF_STATES},
+            SHORT_SECONDS,
+        ),
         "kv_transfer_failures_total": make.counter(
             "kv_transfer_failures_total",
             "Handoffs that ended neither by a commit nor by a finish.",

@@ -1,10 +1,14 @@
-"""What no scheduling could ever finish: refused when it arrives. Pure."""
+"""How much a request may ever need, and what no scheduling could finish: refused when it arrives.
+
+Pure.
+"""
 
 from __future__ import annotations
 
 from tasuki.errors import InvalidRequestError, RequestTooLongError
 from tasuki.kv.manager import KVCacheManager
-from tasuki.scheduler.config import SchedulerConfig
+from tasuki.request import Request
+from tasuki.scheduler.config import Admission, SchedulerConfig
 
 
 def require_possible(
@@ -38,3 +42,11 @@ def require_possible(
             f"prompt and output may take {most} positions; the KV cache has {capacity}: "
             "ask for fewer tokens or start the worker with more --kv-blocks"
         )
+
+
+def positions_to_hold(config: SchedulerConfig, request: Request, now: int) -> int:
+    """Positions a request must hold blocks for when it is admitted to compute up to `now`."""
+    if config.admission is Admission.RESERVE_MAX:
+        most = request.prompt_len + request.sampling.max_tokens
+        return min(most, config.max_model_len)
+    return request.num_tokens if config.allocate_whole_prompt else now

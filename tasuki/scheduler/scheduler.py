@@ -23,7 +23,7 @@ from tasuki.kv.manager import KVCacheManager, Prefix
 from tasuki.messages import FinishReason
 from tasuki.request import Request, RequestStatus
 from tasuki.scheduler.config import Admission, SchedulerConfig, StepOrder
-from tasuki.scheduler.limits import require_possible
+from tasuki.scheduler.limits import positions_to_hold, require_possible
 from tasuki.scheduler.membership import Membership
 from tasuki.scheduler.output import (
     ModelRunnerOutput,
@@ -82,10 +82,11 @@ class Scheduler:
         """
         if self.has_preempted or self._holders >= self.config.max_running:
             return False
-        needed = self._positions_to_hold(request, request.prompt_len + 1)
-        # one block of growth room for each holder: a reservation must not cause preemption
+        needed = positions_to_hold(self.config, request, request.prompt_len + 1)
+        # room for each holder to grow, and for the largest to finish: no preemption for its sake
+        headroom = max(self._holders, max(map(self._blocks_to_finish, self.running), default=0))
         state = BlockState.RESERVED
-        if not self.blocks.begin(request, known, needed, headroom=self._holders, state=state):
+        if not self.blocks.begin(request, known, needed, headroom=headroom, state=state):
             return False
         self.reserved.add(request.key)
         self._note_prefix(request, known)
@@ -97,6 +98,10 @@ class Scheduler:
         """
         self.reserved.discard(key)
         self.blocks.free(key, in_flight)
+
+    def _blocks_to_finish(self, request: Request) -> int:
+        most = min(request.prompt_len + request.sampling.max_tokens, self.config.max_model_len)
+        return self.blocks.layout.blocks_for(most) - len(self.blocks.table(request.key))
 
     @property
     def _holders(self) -> int:
@@ -124,7 +129,7 @@ class Scheduler:
         assert num_tokens <= parent.num_computed_tokens
         self._enter(child)
         child.queued = parent.queued
-        needed = self._positions_to_hold(child, num_tokens)
+        needed = positions_to_hold(self.config, child, num_tokens)
         has_seat = self._holders < self.config.max_running
         if has_seat and self.blocks.fork(parent, child, num_tokens, needed):
             child.num_computed_tokens = num_tokens
@@ -322,7 +327,7 @@ class Scheduler:
         known = self.blocks.match(request)
         left = request.num_tokens - known.num_tokens
         count = min(left, step.threshold, step.budget)
-        needed = self._positions_to_hold(request, known.num_tokens + count)
+        needed = positions_to_hold(self.config, request, known.num_tokens + count)
         # one block of growth room for each holder, or admission only causes preemption
         optimistic = self.config.admission is Admission.OPTIMISTIC
         headroom = self._holders if optimistic else 0
@@ -335,13 +340,6 @@ class Scheduler:
         self.running.append(request)
         step.add(request, count, self.blocks.table(request.key), now)
         return True
-
-    def _positions_to_hold(self, request: Request, now: int) -> int:
-        """Positions a request must hold blocks for when it is admitted to compute up to `now`."""
-        if self.config.admission is Admission.RESERVE_MAX:
-            most = request.prompt_len + request.sampling.max_tokens
-            return min(most, self.config.max_model_len)
-        return request.num_tokens if self.config.allocate_whole_prompt else now
 
     def _note_prefix(self, request: Request, known: Prefix) -> None:
         """Count what the cache had for a request that is admitted for the first time."""

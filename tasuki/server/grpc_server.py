@@ -39,7 +39,7 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     *_BOUNDS,
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 2_000),  # how long an attempt may take
     ("grpc.max_reconnect_backoff_ms", 1_000),  # a worker that restarts is back within a second
 ]
 

@@ -215,6 +215,18 @@ class Handoff:
         self._touch(now)
         return True
 
+    def durations(self, now: float) -> dict[HandoffState, float]:
+        """Seconds in each state it was in before its end, or, if it goes on, before `now`."""
+        end = now if self.committed_at is None else self.committed_at
+        entered = {
+            HandoffState.RESERVED: self.reserved_at,
+            HandoffState.DISPATCHED: self.dispatched_at,
+            HandoffState.TRANSFERRING: self.first_announce,
+        }
+        begins = [(state, at) for state, at in entered.items() if at is not None]
+        ends = [at for _, at in begins[1:]] + [end]
+        return {state: to - at for (state, at), to in zip(begins, ends, strict=True)}
+
     def timings(self) -> TransferTimings:
         """How the time went; meant for a committed handoff."""
         committed, received = self.committed_at, self.last_received

@@ -165,10 +165,14 @@ def test_a_parked_request_never_blocks_the_queue() -> None:
 
 
 def test_a_reservation_leaves_growth_room_and_waits_for_preempted_requests() -> None:
-    scheduler = make(num_blocks=8)
-    scheduler.add(request(1, 8, max_tokens=20), 0.0)
+    scheduler = make(num_blocks=14)
+    for key in (1, 4):
+        scheduler.add(request(key, 8, max_tokens=20), 0.0)
     step(scheduler)
-    parked = request(2, 19)  # 5 blocks, and one that request 1 may need next
+    parked = request(2, 19)  # 5 of the 10 blocks left, and 5 with which one of the two can finish
+    larger = request(5, 20)
+    assert not scheduler.reserve(larger, scheduler.blocks.match(larger))
+    scheduler.unreserve(5)
     assert scheduler.reserve(parked, scheduler.blocks.match(parked))
     other = request(3, 1)
     assert not scheduler.reserve(other, scheduler.blocks.match(other))
@@ -207,7 +211,7 @@ def test_a_holder_of_blocks_never_waits_behind_a_request_that_holds_none() -> No
 
 def test_the_budget_of_a_victim_goes_to_others_in_the_same_step() -> None:
     """By priority the victim may have been scheduled before the one that needs its blocks."""
-    scheduler = make(num_blocks=5, max_num_batched_tokens=8, queue_order="priority")
+    scheduler = make(num_blocks=6, max_num_batched_tokens=8, queue_order="priority")
     least = request(1, 3, max_tokens=8, priority=5)
     scheduler.add(least, 0.0)
     step(scheduler)

@@ -185,7 +185,7 @@ def test_ageing_lets_an_unimportant_request_in_while_important_ones_keep_coming(
 
 
 def test_by_priority_the_least_important_gives_way_even_if_it_came_first() -> None:
-    scheduler = make(num_blocks=5, queue_order="priority")
+    scheduler = make(num_blocks=7, queue_order="priority")
     low, high = request(1, 7, 10, priority=1), request(2, 7, 10, priority=0)
     scheduler.add(low, 0.0)
     step(scheduler)

@@ -264,3 +264,18 @@ def test_outgoing_has_the_requests_own_deadline_until_its_end() -> None:
     assert outgoing.deadline == 3.0
     outgoing.abandon(AbandonReason.DEADLINE, 3.0)
     assert outgoing.deadline == 6.0
+
+
+def test_durations_add_up_to_the_whole_life() -> None:
+    handoff = Handoff("h", "r", "l", 0, 2, now=1.0, progress_timeout=5.0, reserve_timeout=2.0)
+    assert handoff.durations(1.5) == {HandoffState.RESERVED: 0.5}
+    handoff.dispatch(2.0)
+    handoff.announce(0, 2, 4.0)
+    assert sum(handoff.durations(7.0).values()) == 6.0
+    handoff.receive(0, 2, 8.0)
+    handoff.commit(32, 2, 9.0)
+    assert handoff.durations(99.0) == {
+        HandoffState.RESERVED: 1.0,
+        HandoffState.DISPATCHED: 2.0,
+        HandoffState.TRANSFERRING: 5.0,
+    }
