@@ -16,13 +16,13 @@ from tasuki.timeline import TtftParts
 
 ROUTER = """requests_total slo_requests_total rejections_total ttft_seconds tpot_seconds
 inter_token_latency_seconds e2e_seconds queue_seconds ttft_part_seconds placements_total workers
-admission_queue_requests oldest_waiting_seconds slo_misses_total"""
+admission_queue_requests oldest_waiting_seconds slo_misses_total migrations_total"""
 BOTH = """kv_blocks kv_block_leaks_total running_requests waiting_requests preemptions_total
 step_seconds links stale_results_dropped_total batch_tokens oldest_waiting_seconds
-prefix_cache_queries_total prefix_cache_hits_total slot_steps_total"""
+prefix_cache_queries_total prefix_cache_hits_total slot_steps_total engine_restarts_total"""
 PREFILL = "kv_sent_bytes_total prefill_tokens_total prefill_queue_tokens prefill_seconds"
 DECODE = """kv_received_bytes_total kv_transfer_seconds kv_transfer_exposed_seconds
-kv_transfer_bytes fallbacks_total handoffs kv_transfer_failures_total"""
+kv_transfer_bytes fallbacks_total handoffs handoff_seconds kv_transfer_failures_total"""
 
 
 def sample(name: str, op: str, value: float = 1, **labels: str) -> MetricSample:

@@ -223,7 +223,8 @@ class ReceivingLink:
             case LinkAccept():
                 self._on_accept(message)
             case LinkClosed():
-                self._fail("link_down", f"the peer closed the link: {message.reason}", tell=False)
+                why = "stalled" if message.reason == "stalled" else "link_down"
+                self._fail(why, f"the peer closed the link: {message.reason}", tell=False)
             case Heartbeat():
                 pass  # it was heard
             case _:

@@ -213,7 +213,8 @@ class SendingLink:
             case Received():
                 self._on_received(message.link_seq, message.ok)
             case LinkClosed():
-                self._fail("link_down", f"the peer closed the link: {message.reason}", tell=False)
+                why = "stalled" if message.reason == "stalled" else "link_down"
+                self._fail(why, f"the peer closed the link: {message.reason}", tell=False)
             case Heartbeat():
                 pass  # it was heard
             case _:

@@ -18,8 +18,8 @@ async def test_both_sides_full_and_nobody_waits_for_the_other(tiny_model: Path) 
         expected = [await pair.ask(ids, max_tokens=TOKENS, split=False) for ids in PROMPTS[:3]]
     # one prompt fills the prefill side, and the decode side holds three or four
     async with inline_pair(
-        tiny_model, prefill={"kv_blocks": 14, "max_num_batched_tokens": 8}, kv_blocks=36, reserve_timeout=60.0,
-        handoff_timeout=60.0,
+        tiny_model, prefill={"kv_blocks": 14, "max_num_batched_tokens": 8}, kv_blocks=36,
+        reserve_timeout=60.0, handoff_timeout=60.0,
     ) as pair:  # fmt: skip
         asked = [asyncio.ensure_future(pair.ask(ids, max_tokens=TOKENS)) for ids in PROMPTS]
         decode, prefill = pair.cores["decode"], pair.cores["prefill"]
