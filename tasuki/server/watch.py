@@ -50,7 +50,8 @@ class WatchStreams:
     def begin_epoch(self) -> None:
         """There is a new engine: it knows nothing yet, and its first report is to come."""
         self._latest = None
-        self._tell_engine()
+        if self._state.role is Role.DECODE:
+            self._tell_engine()
 
     def wake(self) -> None:
         """Say the state of this worker again: it changed."""

@@ -23,7 +23,7 @@ from tests.integration.streams import ask, ask_samples, prompt
 
 pytestmark = [pytest.mark.dist, pytest.mark.asyncio(loop_scope="session")]
 
-TOKENS = 400
+TOKENS = 1500
 PROMPTS = [prompt(200, seed=f"death {n}") for n in range(4)]
 SAMPLED = {"temperature": 0.9, "presence_penalty": 0.5, "seed": 11, "logprobs": 2}
 
