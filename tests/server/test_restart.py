@@ -73,7 +73,7 @@ async def test_an_engine_that_keeps_dying_is_given_up() -> None:
             await replaced(worker, deaths)
         worker.engines[-1].die()
         await until(worker.server.ended.is_set, "the worker gave up")
-        assert not any(engine.heard for engine in worker.engines), "a prefill engine takes no roster"
+        assert not any(engine.heard for engine in worker.engines), "a prefill engine has no roster"
         assert len(worker.engines) == 3
         assert not await worker.serving()
 
