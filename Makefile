@@ -1,6 +1,6 @@
 # The doors to tasuki. Everything runs in .venv, which the first target that needs it builds.
 # Every target is phony: one named like a folder would be skipped silently otherwise.
-.PHONY: help venv up test soak lint bench proto clean
+.PHONY: help venv up test soak chaos lint bench proto clean
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -20,6 +20,7 @@ help:
 	@echo "             and stay up until Ctrl-C. UP_FLAGS='--prefill 2' adds flags of 'tasuki up'."
 	@echo "make test    run the tests. TEST_FLAGS='-k handoff' adds flags of pytest."
 	@echo "make soak    the long tests: whole streams of the demo model, ten thousand requests"
+	@echo "make chaos   faults under load: a minute of every kind, and a thousand requests"
 	@echo "make lint    style, types, import floors, and whether the generated stubs are current"
 	@echo "make bench   speed against peers and against this machine's limits"
 	@echo "make venv    build .venv and nothing else"
@@ -63,6 +64,9 @@ test: $(STAMP)
 
 soak: $(STAMP)
 	@$(BIN)/python -m pytest -q -m soak --durations=10 $(TEST_FLAGS)
+
+chaos: $(STAMP)
+	@$(BIN)/python -m pytest -q -s -m chaos $(TEST_FLAGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from cli.chaos import CHAOS
 from cli.command import Command
 from cli.compare import COMPARE
 from cli.generate import GENERATE
@@ -23,7 +24,7 @@ from tasuki.config import add_flags, build, flag_name, open_config_file
 from tasuki.errors import ConfigError, TasukiError
 
 # A new subcommand is one more name here.
-COMMANDS: tuple[Command, ...] = (UP, GENERATE, STATUS, COMPARE)
+COMMANDS: tuple[Command, ...] = (UP, GENERATE, STATUS, COMPARE, CHAOS)
 
 HELP = """\
 tasuki serves a language model with prefill and decode in separate processes: one worker computes
@@ -35,6 +36,7 @@ the prompt, hands its KV cache to another, and that one generates.
   tasuki status                    its workers, and whether results are exact to the bit
   tasuki up --colocated 2          the same without a prefill worker
   tasuki compare --quick           replay real requests on both, and see the difference
+  tasuki chaos                     kill, stop and cut it under load: no token may be lost
 
 Every flag is also an environment variable: --max-tokens is TASUKI_MAX_TOKENS. A flag wins.
 """

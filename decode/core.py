@@ -58,10 +58,11 @@ class DecodeCore:
         self.epoch = epoch
         self.host = host
         self.draining = False
+        self.connector = connector or make_connector(config)
         self.streams = Streams(host)
         self.links = ReceivingLinks(
             engine.cache,
-            connector or make_connector(config),
+            self.connector,
             link_settings(config, epoch, engine.identity),
             host,
             host.deliver,

@@ -51,8 +51,6 @@ from tasuki.transfer.link_events import (
 )
 from tasuki.transfer.receiving_link import ReceivingLink
 
-LIVE_STATES = (HandoffState.RESERVED, HandoffState.DISPATCHED, HandoffState.TRANSFERRING)
-
 
 class Handoffs:
     def __init__(
@@ -317,6 +315,7 @@ class Handoffs:
         self._engine.blocks.abandon(request.key, run, in_flight)
         known = request.num_tokens - 1  # the last known token always has to be computed
         request.num_computed_tokens = min(run * layout.block_size, request.prompt_len, known)
+        stream.fell_back = True
         self._host.metrics.add("fallbacks_total", reason=reason)
         event = FallbackEvent(reason=reason, kept_tokens=request.num_computed_tokens)
         self._host.emit(stream.stream_id, event)
@@ -371,12 +370,14 @@ class Handoffs:
         return now - self._waiting[0].seen if self._waiting else 0.0
 
     def counts(self) -> dict[str, int]:
-        """Live handoffs by state."""
-        counts = dict.fromkeys((state.value for state in LIVE_STATES), 0)
-        for stream in self._dispatched.values():
-            assert stream.dispatch is not None
-            state = stream.dispatch.handoff.state.value
-            counts[state] = counts.get(state, 0) + 1
+        """Requests by how far their handoff is: reserved counts those that wait for it as well,
+        committed those that decode since, abandoned those that went on here.
+        """
+        counts = dict.fromkeys((state.value for state in HandoffState), 0)
+        counts[HandoffState.RESERVED] = len(self._waiting)
+        for stream in self._streams:
+            if (state := stream.handoff_state) is not None:
+                counts[state] += 1
         return counts
 
     def live_keys(self) -> Iterator[int]:

@@ -23,7 +23,7 @@ from tasuki.messages import (
     TokensEvent,
 )
 from tasuki.request import Request
-from tasuki.transfer.handoff import Handoff
+from tasuki.transfer.handoff import Handoff, HandoffState
 from tasuki.transfer.receiving_link import ReceivingLink
 
 
@@ -50,6 +50,7 @@ class DecodeStream:
     prefill_queue: float = 0.0
     prefill_compute: float = 0.0
     fallback: float = 0.0
+    fell_back: bool = False
     queued_at: float | None = None  # handed to the scheduler with a prompt to compute
     # the second token
     first_token_at: float | None = None
@@ -57,6 +58,15 @@ class DecodeStream:
     first_decode: float = 0.0
     transfer: HandoffTimings = field(default_factory=HandoffTimings)
     samples_left: int = 1  # those that have not ended
+
+    @property
+    def handoff_state(self) -> HandoffState | None:
+        """Of the handoff that goes on, or how the last one ended; None: there was none."""
+        if self.dispatch is not None:
+            return self.dispatch.handoff.state
+        if self.fell_back:
+            return HandoffState.ABANDONED
+        return HandoffState.COMMITTED if self.transfer.blocks else None
 
     def tried(self, target: PrefillTarget) -> None:
         """Those up to this candidate are not asked again."""

@@ -67,11 +67,12 @@ class PrefillCore:
         self.epoch = epoch
         self.host = host
         self.draining = False
+        self.connector = connector or make_connector(config)
         self._jobs: dict[int, Job] = {}  # by stream, which is also the request's key
         self._by_handoff: dict[str, Job] = {}
         self.links = SendingLinks(
             engine.cache,
-            connector or make_connector(config),
+            self.connector,
             link_settings(config, epoch, engine.identity),
             host,
             host.deliver,

@@ -328,6 +328,9 @@ class WorkerConfig:
     )
     handoff_timeout: float = setting(5.0, "Seconds without progress before a handoff is given up.")
     reserve_timeout: float = setting(2.0, "Seconds a request may wait for KV blocks.")
+    fault_injection: bool = setting(
+        False, "Let InjectFault slow, damage and cut links. For chaos tests only."
+    )
     drain_timeout: float = setting(30.0, "Seconds that running requests get after SIGTERM.")
     lifeline_fd: int = setting(-1, "Exit when this inherited pipe closes; -1: none.")
     ready_fd: int = setting(-1, "Write one line of JSON to this descriptor when ready; -1: stdout.")

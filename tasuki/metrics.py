@@ -306,7 +306,9 @@ def _decode_families(make: Families) -> dict[str, Counter | Gauge | Histogram]:
         "kv_transfer_bytes": make.histogram(
             "kv_transfer_bytes", "Bytes of KV of one committed handoff.", buckets=BYTES
         ),
-        "handoffs": make.gauge("handoffs", "Live handoffs.", {"state": HANDOFF_STATES}),
+        "handoffs": make.gauge(
+            "handoffs", "Live requests by how far their handoff is.", {"state": HANDOFF_STATES}
+        ),
         "handoff_seconds": make.histogram(
             "handoff_seconds",
             "Time of one handoff in a state, whatever its end.",

@@ -146,3 +146,18 @@ def test_no_registry_hosts_and_no_paths_of_one_machine() -> None:
 
 def test_ci_is_a_program() -> None:
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+UNSAFE = re.compile(
+    r"\b(pickle|marshal|shelve)\.(load|open|Unpickler)|^\s*(import|from) (pickle|marshal|shelve)"
+    r"|torch\.load\(|yaml\.(unsafe|full)_load\(|\beval\(|\bexec\(|allow_pickle",
+    re.MULTILINE,
+)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_nothing_is_unpickled_or_evaluated(package: str) -> None:
+    """What comes over a wire or from a disk is data, never code."""
+    for path in (ROOT / package).rglob("*.py"):
+        found = UNSAFE.search(path.read_text())
+        assert found is None, f"{path.relative_to(ROOT)}: {found}"

@@ -8,6 +8,7 @@ from tasuki.config import WorkerConfig
 from tasuki.errors import ConfigError
 from tasuki.messages import LayoutDescription
 from tasuki.transfer.connector import Connector
+from tasuki.transfer.faulty import Faults, FaultyConnector
 from tasuki.transfer.gloo import GlooConnector
 from tasuki.transfer.link import LinkSettings
 from tasuki.transfer.nccl import NcclConnector, link_bytes
@@ -25,6 +26,11 @@ def make_connector(config: WorkerConfig) -> Connector:
 
     Raises ConfigError when this build of torch does not have it.
     """
+    connector = _plain_connector(config)
+    return FaultyConnector(connector, Faults()) if config.fault_injection else connector
+
+
+def _plain_connector(config: WorkerConfig) -> Connector:
     if connector_name(config) == "gloo":
         return GlooConnector(config.host)
     if not torch.distributed.is_nccl_available():

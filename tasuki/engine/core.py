@@ -25,6 +25,7 @@ from tasuki.messages import (
     ToEngine,
 )
 from tasuki.scheduler.output import RequestUpdate
+from tasuki.transfer.connector import Connector
 
 
 @dataclass
@@ -122,6 +123,8 @@ class Host:
 
 class WorkerCore(Protocol):
     """A role."""
+
+    connector: Connector  # of its links
 
     def handle(self, message: ToEngine, now: float) -> None:
         """Take one message. Never raises for what a peer or client did."""

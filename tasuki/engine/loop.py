@@ -15,6 +15,7 @@ from collections.abc import Callable
 from tasuki.clock import Clock, monotonic
 from tasuki.engine.core import Host, WorkerCore
 from tasuki.engine.engine import Engine
+from tasuki.engine.fault_injection import inject
 from tasuki.engine.profile import Profiling
 from tasuki.engine.transport import Transport
 from tasuki.errors import Code, EngineDiedError, TasukiError
@@ -22,6 +23,8 @@ from tasuki.messages import (
     CaptureProfile,
     EngineFailed,
     ErrorStatus,
+    FaultInjected,
+    InjectFault,
     LoadReport,
     PrefixCacheReset,
     ResetPrefixCache,
@@ -109,6 +112,9 @@ class EngineLoop:
                 blocks = self.engine.blocks.reset_prefix_cache()
                 done = PrefixCacheReset(command_id=message.command_id, blocks=blocks)
                 self._host.deliver(done)
+            case InjectFault():
+                done_it = inject(self.core.connector, message)
+                self._host.deliver(FaultInjected(command_id=message.command_id, injected=done_it))
             case CaptureProfile():
                 self._profiles.append(Profiling(message, self._clock()))
             case _:

@@ -33,5 +33,18 @@ class ProfileCaptured(Message, frozen=True):
     trace: bytes  # gzip of Chrome trace JSON; empty when there was no step, or it was too large
 
 
-Command = ResetPrefixCache | CaptureProfile
-CommandResult = PrefixCacheReset | ProfileCaptured
+class InjectFault(Message, frozen=True):
+    """Do to the links of this worker what a bad network does."""
+
+    command_id: int
+    kind: str  # cut | slow | corrupt
+    amount: float  # bytes per second, or segments; 0 ends a slowness
+
+
+class FaultInjected(Message, frozen=True):
+    command_id: int
+    injected: bool  # False: the worker was started without fault injection
+
+
+Command = ResetPrefixCache | CaptureProfile | InjectFault
+CommandResult = PrefixCacheReset | ProfileCaptured | FaultInjected

@@ -8,6 +8,8 @@ from typing import Protocol
 from tasuki.messages.base import ErrorStatus, FinishReason, Message, PrefillTarget
 from tasuki.messages.command import (
     CaptureProfile,
+    FaultInjected,
+    InjectFault,
     PrefixCacheReset,
     ProfileCaptured,
     ResetPrefixCache,
@@ -101,6 +103,7 @@ ToEngine = (
     | BeginDrain
     | ResetPrefixCache
     | CaptureProfile
+    | InjectFault
     | Shutdown
 )
 
@@ -165,6 +168,7 @@ FromEngine = (
     | MetricSamples
     | PrefixCacheReset
     | ProfileCaptured
+    | FaultInjected
 )
 
 

@@ -14,6 +14,7 @@ from tasuki.messages import (
     CloseLink,
     EngineClient,
     EngineFailed,
+    FaultInjected,
     FromEngine,
     LinkSend,
     LoadReport,
@@ -80,7 +81,7 @@ class EngineFeed:
                 self._links.open(message)
             case CloseLink():
                 self._links.end(message)
-            case PrefixCacheReset() | ProfileCaptured():
+            case PrefixCacheReset() | ProfileCaptured() | FaultInjected():
                 self._commands.deliver(message)
             case _:
                 log.error("the engine said %s out of turn", type(message).__name__)

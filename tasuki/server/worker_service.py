@@ -13,12 +13,14 @@ import grpc
 import msgspec
 
 from tasuki.clock import Clock, monotonic
-from tasuki.errors import InvalidRequestError
+from tasuki.errors import InvalidRequestError, UnsupportedError
 from tasuki.messages import (
     MAX_PROFILE_STEPS,
     CaptureProfile,
     FailedEvent,
+    FaultInjected,
     FinishReason,
+    InjectFault,
     PrefillDoneEvent,
     ProfileCaptured,
     StartDecode,
@@ -37,6 +39,9 @@ from tasuki.wire.prefill import prefill_event_to_proto, prefill_request_from_pro
 
 PROFILE_SECONDS = 10.0
 MAX_PROFILE_SECONDS = 300.0
+FAULTS = ("cut", "slow", "corrupt")
+MAX_FAULT = 1e12
+FAULT_SECONDS = 10.0
 PROFILE_GRACE = 30.0  # one step, and making sense of what was recorded
 
 CallContext = grpc.aio.ServicerContext[Any, Any]
@@ -138,6 +143,26 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         return worker_pb2.CaptureProfileResponse(
             steps=result.steps, table=result.table, trace=result.trace
         )
+
+    async def InjectFault(
+        self, request: worker_pb2.InjectFaultRequest, context: CallContext
+    ) -> worker_pb2.InjectFaultResponse:
+        self._state.require_engine()
+        if request.kind not in FAULTS or not 0 <= request.amount <= MAX_FAULT:
+            raise InvalidRequestError(
+                f"fault {request.kind[:20]!r} of {request.amount} cannot be injected; expected one "
+                f"of {', '.join(FAULTS)}, of 0 to {MAX_FAULT:g}"
+            )
+        result = await self._commands.run(
+            lambda number: InjectFault(command_id=number, kind=request.kind, amount=request.amount),
+            FAULT_SECONDS,
+        )
+        assert isinstance(result, FaultInjected)
+        if not result.injected:
+            raise UnsupportedError(
+                f"worker {self._state.worker_id} takes no faults; start it with --fault-injection"
+            )
+        return worker_pb2.InjectFaultResponse()
 
     async def _serve(
         self,

@@ -1286,3 +1286,46 @@ class CaptureProfileResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CaptureProfileResponse: _TypeAlias = CaptureProfileResponse  # noqa: Y015
+
+@_typing.final
+class InjectFaultRequest(_message.Message):
+    """What a bad network would do."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    AMOUNT_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """"cut", "slow" or "corrupt"."""
+    amount: _builtins.float
+    """slow: bytes per second of all links together, 0 for no limit; corrupt: segments."""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        amount: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["amount", b"amount", "kind", b"kind"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InjectFaultRequest: _TypeAlias = InjectFaultRequest  # noqa: Y015
+
+@_typing.final
+class InjectFaultResponse(_message.Message):
+    """It is done."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InjectFaultResponse: _TypeAlias = InjectFaultResponse  # noqa: Y015

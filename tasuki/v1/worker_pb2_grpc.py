@@ -65,6 +65,11 @@ class WorkerStub(object):
                 request_serializer=tasuki_dot_v1_dot_worker__pb2.CaptureProfileRequest.SerializeToString,
                 response_deserializer=tasuki_dot_v1_dot_worker__pb2.CaptureProfileResponse.FromString,
                 _registered_method=True)
+        self.InjectFault = channel.unary_unary(
+                '/tasuki.v1.Worker/InjectFault',
+                request_serializer=tasuki_dot_v1_dot_worker__pb2.InjectFaultRequest.SerializeToString,
+                response_deserializer=tasuki_dot_v1_dot_worker__pb2.InjectFaultResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer(object):
@@ -113,6 +118,13 @@ class WorkerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def InjectFault(self, request, context):
+        """Slow, damage or cut the links of a worker that was started with --fault-injection.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -145,6 +157,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.CaptureProfile,
                     request_deserializer=tasuki_dot_v1_dot_worker__pb2.CaptureProfileRequest.FromString,
                     response_serializer=tasuki_dot_v1_dot_worker__pb2.CaptureProfileResponse.SerializeToString,
+            ),
+            'InjectFault': grpc.unary_unary_rpc_method_handler(
+                    servicer.InjectFault,
+                    request_deserializer=tasuki_dot_v1_dot_worker__pb2.InjectFaultRequest.FromString,
+                    response_serializer=tasuki_dot_v1_dot_worker__pb2.InjectFaultResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -310,6 +327,33 @@ class Worker(object):
             '/tasuki.v1.Worker/CaptureProfile',
             tasuki_dot_v1_dot_worker__pb2.CaptureProfileRequest.SerializeToString,
             tasuki_dot_v1_dot_worker__pb2.CaptureProfileResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def InjectFault(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tasuki.v1.Worker/InjectFault',
+            tasuki_dot_v1_dot_worker__pb2.InjectFaultRequest.SerializeToString,
+            tasuki_dot_v1_dot_worker__pb2.InjectFaultResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -45,6 +45,8 @@ class WorkerStub:
     """Take no new work, finish what runs."""
     CaptureProfile: _grpc.UnaryUnaryMultiCallable[_worker_pb2.CaptureProfileRequest, _worker_pb2.CaptureProfileResponse]
     """Record what the engine's next steps spend their time on."""
+    InjectFault: _grpc.UnaryUnaryMultiCallable[_worker_pb2.InjectFaultRequest, _worker_pb2.InjectFaultResponse]
+    """Slow, damage or cut the links of a worker that was started with --fault-injection."""
 
 @_typing.type_check_only
 class WorkerAsyncStub(WorkerStub):
@@ -63,6 +65,8 @@ class WorkerAsyncStub(WorkerStub):
     """Take no new work, finish what runs."""
     CaptureProfile: _aio.UnaryUnaryMultiCallable[_worker_pb2.CaptureProfileRequest, _worker_pb2.CaptureProfileResponse]  # type: ignore[assignment]
     """Record what the engine's next steps spend their time on."""
+    InjectFault: _aio.UnaryUnaryMultiCallable[_worker_pb2.InjectFaultRequest, _worker_pb2.InjectFaultResponse]  # type: ignore[assignment]
+    """Slow, damage or cut the links of a worker that was started with --fault-injection."""
 
 class WorkerServicer(metaclass=_abc_1.ABCMeta):
     """Internal: routers call workers, decode workers call prefill workers."""
@@ -114,5 +118,13 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.CaptureProfileResponse, _abc.Awaitable[_worker_pb2.CaptureProfileResponse]]:
         """Record what the engine's next steps spend their time on."""
+
+    @_abc_1.abstractmethod
+    def InjectFault(
+        self,
+        request: _worker_pb2.InjectFaultRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.InjectFaultResponse, _abc.Awaitable[_worker_pb2.InjectFaultResponse]]:
+        """Slow, damage or cut the links of a worker that was started with --fault-injection."""
 
 def add_WorkerServicer_to_server(servicer: WorkerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

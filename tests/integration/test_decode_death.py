@@ -28,10 +28,10 @@ PROMPTS = [prompt(200, seed=f"death {n}") for n in range(4)]
 SAMPLED = {"temperature": 0.9, "presence_penalty": 0.5, "seed": 11, "logprobs": 2}
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def expected(colocated: LocalCluster) -> list[list[int]]:
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def expected(colocated_cluster: LocalCluster) -> list[list[int]]:
     """What an undisturbed cluster says: half of it greedily, half sampled."""
-    async with Client(colocated.router_address) as client:
+    async with Client(colocated_cluster.router_address) as client:
         return [
             (await ask(client, ids, max_tokens=TOKENS, **options(n))).token_ids
             for n, ids in enumerate(PROMPTS)

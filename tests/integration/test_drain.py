@@ -26,9 +26,9 @@ TOKENS = 1700
 PROMPTS = [prompt(300, seed=f"drain {n}") for n in range(4)]
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def expected(colocated: LocalCluster) -> list[list[int]]:
-    async with Client(colocated.router_address) as client:
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def expected(colocated_cluster: LocalCluster) -> list[list[int]]:
+    async with Client(colocated_cluster.router_address) as client:
         return [(await ask(client, ids, max_tokens=TOKENS)).token_ids for ids in PROMPTS]
 
 

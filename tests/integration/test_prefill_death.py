@@ -31,10 +31,10 @@ def spec(model: Path, **worker: float) -> ClusterSpec:
     return ClusterSpec(model=model, worker=settings, overrides=SLOW)
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def expected(colocated: LocalCluster) -> list[int]:
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def expected(colocated_cluster: LocalCluster) -> list[int]:
     """What an undisturbed cluster without prefill workers says."""
-    async with Client(colocated.router_address) as client:
+    async with Client(colocated_cluster.router_address) as client:
         return (await ask(client, PROMPT)).token_ids
 
 

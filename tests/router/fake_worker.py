@@ -199,6 +199,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     async def Drain(self, request: Any, context: Any) -> Any:
         raise UnsupportedError("this router does not call Drain")
 
+    async def InjectFault(self, request: Any, context: Any) -> Any:
+        raise UnsupportedError("this router does not call InjectFault")
+
     async def CaptureProfile(self, request: Any, context: Any) -> Any:
         raise UnsupportedError("this router does not call CaptureProfile")
 

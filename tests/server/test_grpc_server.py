@@ -126,7 +126,7 @@ async def drained(call: Any) -> None:
 class Failing(worker_pb2_grpc.WorkerServicer):
     """Raises in both forms of a handler."""
 
-    Link = Prefill = Watch = CaptureProfile = None  # type: ignore[assignment]  # not called
+    Link = Prefill = Watch = CaptureProfile = InjectFault = None  # type: ignore[assignment]  # not called
 
     async def Drain(self, request: Any, context: Any) -> Any:
         raise NoKVError("no blocks came free")

@@ -19,9 +19,11 @@ from tasuki.messages import (
     DispatchedEvent,
     ErrorStatus,
     FailedEvent,
+    FaultInjected,
     FinishReason,
     FirstTokenEvent,
     FromEngine,
+    InjectFault,
     MetricSample,
     MetricSamples,
     PrefillDoneEvent,
@@ -352,3 +354,30 @@ async def test_a_command_ends_with_the_engine() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_faults_are_for_workers_that_were_started_for_them() -> None:
+    async with running(Role.DECODE) as worker:
+        engine = worker.engine
+        for injected in (False, True):
+
+            def answer(message: ToEngine, injected: bool = injected) -> list[FromEngine]:
+                if not isinstance(message, InjectFault):
+                    return []
+                return [FaultInjected(command_id=message.command_id, injected=injected)]
+
+            engine.answer = answer
+            request = worker_pb2.InjectFaultRequest(kind="slow", amount=1000.0)
+            if injected:
+                await worker.stub.InjectFault(request, timeout=5)
+                assert engine.all(InjectFault)[-1].amount == 1000.0
+                continue
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await worker.stub.InjectFault(request, timeout=5)
+            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+            assert "--fault-injection" in (caught.value.details() or "")
+        for kind, amount in (("burn", 1.0), ("slow", -1.0), ("slow", float("nan"))):
+            request = worker_pb2.InjectFaultRequest(kind=kind, amount=amount)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await worker.stub.InjectFault(request, timeout=5)
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
