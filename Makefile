@@ -7,8 +7,10 @@ PYTHON ?= python3
 TORCH_INDEX ?=
 UP_FLAGS ?=
 TEST_FLAGS ?=
+JOBS ?= 2
 
 BIN := .venv/bin
+PYTEST = $(BIN)/python -m pytest -q --durations=10 $(TEST_FLAGS)
 STAMP := .venv/.stamp
 CODE := $(wildcard tasuki prefill decode router experiments cli tests benchmarks)
 PROTOS := $(wildcard proto/tasuki/v1/*.proto)
@@ -18,7 +20,7 @@ PROTOC = PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -Ipro
 help:
 	@echo "make up      start a router, a prefill worker and a decode worker here, ask one question,"
 	@echo "             and stay up until Ctrl-C. UP_FLAGS='--prefill 2' adds flags of 'tasuki up'."
-	@echo "make test    run the tests. TEST_FLAGS='-k handoff' adds flags of pytest."
+	@echo "make test    run the tests. TEST_FLAGS='-k handoff' adds flags of pytest; JOBS=4: on as many cores."
 	@echo "make soak    the long tests: whole streams of the demo model, ten thousand requests"
 	@echo "make chaos   faults under load: a minute of every kind, and a thousand requests"
 	@echo "make lint    style, types, import floors, and whether the generated stubs are current"
@@ -59,14 +61,17 @@ $(STAMP): pyproject.toml constraints.txt
 up: $(STAMP)
 	@TASUKI_DIE_WITH_PARENT=$$PPID exec $(BIN)/tasuki up --demonstrate --log-dir build/logs $(UP_FLAGS)
 
+# First those that start no processes, as many at once as there are JOBS; then the others, which use
+# several cores by themselves, one after another. 5: TEST_FLAGS left none of them.
 test: $(STAMP)
-	@$(BIN)/python -m pytest -q -m "not chaos and not soak" --durations=10 $(TEST_FLAGS)
+	@$(PYTEST) -n $(JOBS) --dist loadfile -m "not dist and not chaos and not soak" || [ $$? -eq 5 ]
+	@$(PYTEST) -m "dist and not chaos and not soak" || [ $$? -eq 5 ]
 
 soak: $(STAMP)
-	@$(BIN)/python -m pytest -q -m soak --durations=10 $(TEST_FLAGS)
+	@$(PYTEST) -m soak
 
 chaos: $(STAMP)
-	@$(BIN)/python -m pytest -q -s -m chaos $(TEST_FLAGS)
+	@$(PYTEST) -s -m chaos
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

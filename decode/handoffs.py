@@ -241,8 +241,11 @@ class Handoffs:
                 pass
 
     def _lose_link(self, link: ReceivingLink, event: LinkFailed, now: float) -> None:
-        lost = [s for s in self._dispatched.values() if s.dispatch and s.dispatch.link is link]
-        for stream in lost:
+        """All that needed it falls back. What is committed has no more need of it."""
+        for stream in list(self._dispatched.values()):
+            dispatch = stream.dispatch
+            if dispatch is None or dispatch.link is not link or dispatch.handoff.is_committed:
+                continue
             self.fall_back(stream, LINK_FAILURES.get(event.reason, AbandonReason.LINK_DOWN), now)
         self._engine.blocks.release(event.released_block_ids)
 

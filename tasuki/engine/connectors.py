@@ -67,5 +67,6 @@ def link_settings(config: WorkerConfig, epoch: int, layout: LayoutDescription) -
         open_timeout=config.link_timeout,
         peer_timeout=config.peer_timeout,
         step_timeout=config.step_timeout,
-        progress_timeout=config.handoff_timeout,
+        # The receiver decides first: it knows what it lacks, and what became of it.
+        progress_timeout=2 * config.handoff_timeout,
     )

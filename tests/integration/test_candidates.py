@@ -21,7 +21,7 @@ from tasuki.messages import DecodeRequest, PrefillTarget, Role, SamplingParams, 
 from tasuki.server.grpc_server import internal_channel
 from tasuki.v1 import worker_pb2_grpc
 from tasuki.wire.decode import decode_event_from_proto, decode_request_to_proto
-from tests.integration.scrape import assert_no_leaks, scrape, scrape_until
+from tests.integration.scrape import Metrics, assert_no_leaks, scrape, scrape_until
 from tests.integration.streams import ask, prompt
 
 pytestmark = [pytest.mark.dist, pytest.mark.asyncio(loop_scope="session")]
@@ -81,6 +81,10 @@ async def test_one_that_dies_is_replaced_by_the_next(
         assert whole == -(-len(PROMPT) // 16) * block_bytes
 
 
+def is_full(metrics: Metrics) -> bool:
+    return metrics.total("waiting_requests") == 1 == metrics.total("running_requests")
+
+
 async def test_one_that_refuses_is_passed_over(tiny_model: Path) -> None:
     full = {"prefill-0": {**SLOW, "max_waiting": 1, "max_num_seqs": 1}}
     async with two_prefill_workers(tiny_model, **full) as cluster:
@@ -101,7 +105,7 @@ async def test_one_that_refuses_is_passed_over(tiny_model: Path) -> None:
 
             fill = [call(number, targets[:1]) for number in range(2)]
             first = cluster.workers_of(Role.PREFILL)[0].metrics
-            await scrape_until(first, lambda m: m.total("waiting_requests") == 1, "a full queue")
+            await scrape_until(first, is_full, "a full queue")
             asked, found = [], []
             async for message in call(2, targets):
                 event = decode_event_from_proto(message)

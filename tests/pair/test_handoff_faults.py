@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tasuki.messages import FinishReason
+from tasuki.messages import FinishReason, PrefillDoneEvent
 from tasuki.transfer.loopback_fault import PlannedFault, Verdict
 from tests.integration.streams import prompt
 from tests.pair.relay import InlinePair, inline_pair
@@ -58,8 +59,9 @@ async def test_a_damaged_or_lost_segment_is_caught(
     """One block per segment: what came before the fault is kept, the rest computed here."""
     expected = await undisturbed(tiny_model)
     fault = PlannedFault({index: verdict})
-    patience = 0.5 if reason == "stalled" else 20.0
-    async with inline_pair(tiny_model, fault, handoff_timeout=patience) as pair:
+    patience = 2.0 if reason == "stalled" else 20.0  # the decode worker's, which decides first
+    prefill = {"handoff_timeout": 20.0}
+    async with inline_pair(tiny_model, fault, prefill=prefill, handoff_timeout=patience) as pair:
         outcome = await pair.ask(PROMPT)
         assert outcome.token_ids == expected
         assert outcome.fallback == reason
@@ -69,6 +71,44 @@ async def test_a_damaged_or_lost_segment_is_caught(
         if reason == "stalled":  # the posted receive keeps its block until the link ends
             pair.cores["decode"].host.call_soon(pair.cores["decode"].close)
         await settled(pair)
+
+
+class LateFirstToken(InlinePair):
+    """What the prefill worker says on its call is held back until `let_go`; its link is not."""
+
+    def __init__(self, model: Path) -> None:
+        super().__init__(model, None, {}, handoff_timeout=20.0)
+        self.held: list[tuple[int, Any]] = []
+
+    def _stream_event(self, role: str, stream_id: int, event: Any) -> None:
+        if role == "prefill":
+            self.held.append((stream_id, event))
+        else:
+            super()._stream_event(role, stream_id, event)
+
+    def let_go(self) -> None:
+        for stream_id, event in self.held:
+            super()._stream_event("prefill", stream_id, event)
+
+
+async def test_a_link_that_goes_once_all_is_committed_is_not_missed(tiny_model: Path) -> None:
+    """A prefill worker that drains closes its links; its last first token may come after that."""
+    expected = await undisturbed(tiny_model)
+    pair = LateFirstToken(tiny_model)
+    await pair.start()
+    try:
+        call = asyncio.ensure_future(pair.ask(PROMPT))
+        await pair.until(lambda: pair.held and isinstance(pair.held[-1][1], PrefillDoneEvent))
+        pair.cores["prefill"].host.call_soon(pair.cores["prefill"].close)
+        await pair.until(lambda: all(r.state != "open" for r in pair.reports["decode"].links))
+        pair.let_go()
+        outcome = await call
+        assert (outcome.token_ids, outcome.fallback) == (expected, "")
+        assert outcome.finished is not None
+        assert outcome.finished.computed_prompt_tokens == 0
+        await settled(pair)
+    finally:
+        await pair.close()
 
 
 async def test_a_prefill_worker_that_refuses_is_replaced(tiny_model: Path) -> None:
