@@ -37,7 +37,7 @@ NEXT = prompt(100, seed="struck and mended")
 STREAM = prompt(200, seed="stream")
 HOG = prompt(16, seed="hog")  # will need 125 blocks: no other prompt is let in before it has them
 BIG = prompt(1100, seed="big")  # leaves 91 blocks
-LONG = 1500  # output tokens: so many that there is an "amid"
+LONG = 800  # output tokens: so many that there is an "amid"
 SECONDS = 60.0
 CRAWL = 20  # blocks a second that a slow link lets through
 CUT = 1e-3  # bytes a second: nothing
