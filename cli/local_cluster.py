@@ -126,8 +126,9 @@ class LocalCluster:
         """Wait until one process has ended; its exit code, or minus the number of the signal."""
         return await self._child_of(process).wait()
 
-    async def restart(self, process: ReadyLine) -> ReadyLine:
-        """Start a process that has ended, or is ending, anew on the same ports.
+    async def restart(self, process: ReadyLine, **changes: Any) -> ReadyLine:
+        """Start a process that has ended, or is ending, anew on the same ports, with these settings
+        changed from now on.
 
         Raises ProcessError when it does not start, or does not end within KILL_TIMEOUT.
         """
@@ -139,7 +140,7 @@ class LocalCluster:
         port, metrics_port = (
             int(at.rpartition(":")[2]) for at in (process.address, process.metrics)
         )
-        config = dataclasses.replace(config, port=port, metrics_port=metrics_port)
+        config = dataclasses.replace(config, port=port, metrics_port=metrics_port, **changes)
         await self._spawn(name, role, config)
         await self._within_start_timeout(self._wait_child(name), "to start again")
         return self._ready[name]

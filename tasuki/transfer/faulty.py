@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -24,58 +25,83 @@ from tasuki.transfer.connector import (
     RendezvousStore,
 )
 
+LONGEST_WAIT = 3600.0  # seconds, at once
+
 Send = tuple[torch.Tensor, Completion]
 
 
 class Faults:
-    """What is wrong with all links of one worker, now. Any thread may ask and set."""
+    """What is wrong with all links of one worker, now. Any thread may ask and set.
+
+    A slow link is an odometer that runs at so many bytes per second: a segment is through when the
+    odometer stands at its end. So a change of speed counts at once for what waits already.
+    """
 
     def __init__(self, bytes_per_second: float = 0.0) -> None:
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._bytes_per_second = bytes_per_second  # 0: as fast as it goes
-        self._free_at = 0.0  # when what was sent before has gone through
+        self._since = monotonic()  # when that speed was set
+        self._passed = 0.0  # bytes that had gone through by then
+        self._promised = 0.0  # where the odometer stands when all that waits has gone through
         self._to_corrupt = 0
         self._channels: weakref.WeakSet[FaultyChannel] = weakref.WeakSet()
 
     def slow(self, bytes_per_second: float) -> None:
-        """Let no more than so many bytes through, all links together; 0 ends it."""
-        with self._lock:
+        """Let no more than so many bytes through, all links together; 0 ends it. What waits feels
+        it at once.
+        """
+        with self._changed:
+            self._passed = self._odometer()
+            self._since = monotonic()
             self._bytes_per_second = bytes_per_second
-            self._free_at = 0.0
+            if not bytes_per_second:
+                self._promised = self._passed  # all that waits goes
+            self._changed.notify_all()
 
     def corrupt(self, segments: int) -> None:
         """Damage a byte of each of the next segments that arrive."""
-        with self._lock:
+        with self._changed:
             self._to_corrupt += segments
 
     def cut(self) -> int:
         """End the data connection of every link; how many there were."""
-        with self._lock:
+        with self._changed:
             channels = list(self._channels)
         for channel in channels:
             channel.close()
         return len(channels)
 
     def add(self, channel: FaultyChannel) -> None:
-        with self._lock:
+        with self._changed:
             self._channels.add(channel)
 
     def take_damage(self) -> bool:
         """Whether the segment that arrived is to be damaged."""
-        with self._lock:
+        with self._changed:
             if not self._to_corrupt:
                 return False
             self._to_corrupt -= 1
             return True
 
-    def delay(self, nbytes: int) -> float:
-        """Seconds until `nbytes` more have gone through the link."""
-        with self._lock:
+    def let_through(self, nbytes: int, given_up: Callable[[], bool]) -> None:
+        """Return when `nbytes` more have gone through, or `given_up` holds: see `look_again`."""
+        with self._changed:
             if not self._bytes_per_second:
-                return 0.0
-            now = monotonic()
-            self._free_at = max(self._free_at, now) + nbytes / self._bytes_per_second
-            return self._free_at - now
+                return
+            end = self._promised = max(self._promised, self._odometer()) + nbytes
+            while not given_up() and self._bytes_per_second and end > self._odometer():
+                left = (end - self._odometer()) / self._bytes_per_second
+                self._changed.wait(min(left, LONGEST_WAIT))
+            if given_up():
+                self._promised -= max(0.0, min(nbytes, end - self._odometer()))
+
+    def look_again(self) -> None:
+        """Somebody gave up."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def _odometer(self) -> float:
+        return self._passed + (monotonic() - self._since) * self._bytes_per_second
 
 
 class FaultyChannel:
@@ -114,6 +140,7 @@ class FaultyChannel:
             waiting = list(self._queue)
             self._queue.clear()
             self._changed.notify()
+        self._faults.look_again()
         self._inner.close()
         for _, done in waiting:
             done(TransferError("the channel was closed"))
@@ -130,10 +157,8 @@ class FaultyChannel:
                 if self._closed:
                     return
                 nbytes = self._queue[0][0].numel()
-            until = monotonic() + self._faults.delay(nbytes)
+            self._faults.let_through(nbytes, lambda: self._closed)
             with self._changed:
-                while not self._closed and (left := until - monotonic()) > 0:
-                    self._changed.wait(left)
                 if self._closed:
                     return
                 view, done = self._queue.popleft()

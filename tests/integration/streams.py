@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +29,7 @@ class Answer:
     stop_reason: int | str | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    stall: float = field(default=0.0, compare=False)  # the longest wait for an output, in seconds
 
 
 def prompt(length: int, seed: int | str = 0) -> list[int]:
@@ -41,10 +43,14 @@ async def ask(
     token_ids: Sequence[int],
     *,
     max_tokens: int = NUM_TOKENS,
+    into: list[int] | None = None,
     **sampling: Any,
 ) -> Answer:
-    """One whole answer; checks that indices go on without a gap or a repetition."""
-    tokens: list[int] = []
+    """One whole answer; checks that indices go on without a gap or a repetition. Tokens are added
+    to `into` as they come.
+    """
+    tokens: list[int] = [] if into is None else into
+    stall, last = 0.0, time.monotonic()
     logprobs: list[TokenLogprob] = []
     prompt_logprobs: list[TokenLogprob] = []
     text = ""
@@ -53,6 +59,7 @@ async def ask(
         prompt_token_ids=token_ids, max_tokens=max_tokens, **options
     ):
         assert output.index == len(tokens)
+        stall, last = max(stall, time.monotonic() - last), time.monotonic()
         tokens += output.token_ids
         logprobs += output.logprobs
         prompt_logprobs += output.prompt_logprobs
@@ -71,6 +78,7 @@ async def ask(
         output.stop_reason,
         logprobs,
         prompt_logprobs,
+        stall,
     )
 
 

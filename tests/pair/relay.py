@@ -96,6 +96,7 @@ class InlinePair:
         self.changed = asyncio.Condition()
         self.first_tokens: list[FirstTokenEvent] = []  # as the prefill worker told them
         self.first_tokens_passed_on = 64
+        self.is_lost: Callable[[Any], bool] = lambda message: False  # what is never passed on
         self.streams: dict[int, asyncio.Queue[Any]] = {}
         self._handoff_of: dict[int, str] = {}
         self._next_stream = 0
@@ -121,6 +122,9 @@ class InlinePair:
             worker_id="prefill", worker_epoch=ready.worker_epoch, address="here"
         )
         self.decode.send(KnownPrefillWorkers(workers=[self.target]))
+        await self.until_linked()
+
+    async def until_linked(self) -> None:
         await self.until(lambda: any(r.state == "open" for r in self.reports["decode"].links))
 
     async def close(self) -> None:
@@ -176,6 +180,8 @@ class InlinePair:
             case OpenLink():
                 other.send(LinkStarted(link_id=message.link_id))
             case LinkSend():
+                if self.is_lost(message):
+                    return
                 other.send(LinkReceived(link_id=message.link_id, message=message.message))
             case CloseLink():
                 other.send(LinkEnded(link_id=message.link_id, error=message.error))
@@ -189,6 +195,8 @@ class InlinePair:
         handoff_id = self._handoff_of[stream_id]
         if isinstance(event, FirstTokenEvent):
             self.first_tokens.append(event)
+            if self.is_lost(event):
+                return
             few = event.token_ids[: self.first_tokens_passed_on]
             event = msgspec.structs.replace(event, token_ids=few)
         if isinstance(event, FailedEvent | PrefillDoneEvent):

@@ -65,18 +65,6 @@ async def test_a_prompt_that_is_cached_but_for_its_end_is_computed_here(
         await pair.until_idle()
 
 
-async def test_a_prompt_of_whole_blocks_that_is_cached_computes_one_token(tiny_model: Path) -> None:
-    whole = PROMPT[:160]
-    async with inline_pair(tiny_model, prefix_caching=True) as pair:
-        first = await pair.ask(whole)
-        again = await pair.ask(whole)
-        assert again.token_ids == first.token_ids
-        assert again.local == "prefix_cached"
-        assert again.finished is not None
-        assert again.finished.computed_prompt_tokens == 1
-        await pair.until_idle()
-
-
 async def test_the_prefill_worker_sends_what_it_had_cached(
     tiny_model: Path, expected: dict[str, list[int]]
 ) -> None:

@@ -7,6 +7,7 @@ import logging
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -17,6 +18,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tasuki.errors import ConfigError, NoKVError
 from tasuki.server.grpc_server import MAX_MESSAGE_BYTES, GrpcServer, internal_channel
 from tasuki.server.status import error_from_rpc
+from tasuki.server.status_interceptor import StatusInterceptor
 from tasuki.v1 import common_pb2, common_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 WORKER = worker_pb2.DESCRIPTOR.services_by_name["Worker"]
@@ -184,3 +186,38 @@ async def test_stop_ends_a_health_watch() -> None:
             await server.stop()
             with pytest.raises(grpc.aio.AioRpcError):
                 await drained(watch)
+
+
+@dataclass
+class Details:
+    method: str
+
+
+class GoneCaller:
+    """A context whose call is over: what its caller cannot read any more cannot be sent."""
+
+    async def abort(self, code: Any, details: str, trailing: Any) -> None:
+        raise grpc.aio.InternalError("the batch could not be executed")
+
+
+@pytest.mark.parametrize(
+    "error", [NoKVError("nobody reads this"), grpc.aio.InternalError("nor what was written")]
+)
+async def test_an_error_for_a_caller_that_is_gone_counts_as_a_cancel(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    """gRPC takes anything else for a bug of the handler, and logs its stack."""
+
+    async def refuse(request: Any, context: Any) -> None:
+        raise error
+
+    async def call(details: Any) -> Any:
+        return grpc.unary_unary_rpc_method_handler(refuse)
+
+    details: Any = Details("/tasuki.v1.Worker/Decode")
+    handler = await StatusInterceptor().intercept_service(call, details)
+    assert handler is not None
+    behaviour: Any = handler.unary_unary
+    with pytest.raises(asyncio.CancelledError):
+        await behaviour(None, GoneCaller())
+    assert not caplog.records

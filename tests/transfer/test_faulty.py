@@ -66,6 +66,59 @@ def test_closing_does_not_wait_for_what_is_slow(connector: FaultyConnector) -> N
     assert done.errors["late"] is not None
 
 
+@pytest.mark.parametrize("speed", [0.0, 1e9])
+def test_what_waits_feels_a_change_of_speed_at_once(
+    connector: FaultyConnector, speed: float
+) -> None:
+    sender, receiver = open_pair(connector)
+    done = Completions()
+    connector.faults.slow(1.0)
+    for number in range(3):
+        receiver.post_receive(payload(BYTES, 0), done.named(f"r{number}"))
+        sender.send(payload(BYTES, number), done.named(f"s{number}"))
+    assert not done.order  # a thousand seconds each
+    connector.faults.slow(speed)
+    done.wait(6)
+    assert [name for name in done.order if name[0] == "r"] == ["r0", "r1", "r2"]
+    sender.close()
+    receiver.close()
+
+
+def test_a_link_that_is_slowed_down_in_the_middle_keeps_what_has_gone(
+    connector: FaultyConnector,
+) -> None:
+    sender, receiver = open_pair(connector)
+    done = Completions()
+    connector.faults.slow(20 * BYTES)
+    began = monotonic()
+    for number in range(3):
+        receiver.post_receive(payload(BYTES, 0), done.named(f"r{number}"))
+        sender.send(payload(BYTES, number), done.named(f"s{number}"))
+    done.wait(2)
+    connector.faults.slow(5 * BYTES)  # at most two segments were to come, at a fifth of a second
+    done.wait(6)
+    assert monotonic() - began >= 1 / 20 + 1 / 5
+    sender.close()
+    receiver.close()
+
+
+def test_what_a_closed_link_did_not_send_holds_up_no_other(connector: FaultyConnector) -> None:
+    pairs = [open_pair(connector, link_id) for link_id in ("l", "m")]
+    done = Completions()
+    connector.faults.slow(BYTES)
+    pairs[0][0].send(payload(100 * BYTES, 1), done.named("s0"))
+    for end in pairs[0]:
+        end.close()
+    done.wait(1)
+    sender, receiver = pairs[1]
+    receiver.post_receive(payload(BYTES // 10, 0), done.named("r"))
+    sender.send(payload(BYTES // 10, 1), done.named("s"))
+    done.wait(3)  # not after a hundred seconds
+    assert done.errors["r"] is None
+    sender.close()
+    receiver.close()
+
+
 def test_damage_is_one_byte_of_so_many_segments(connector: FaultyConnector) -> None:
     sender, receiver = open_pair(connector)
     done = Completions()
