@@ -36,7 +36,7 @@ class AskBare(Message, frozen=True):
 class Turn(Message, frozen=True):
     """What of a link is on from now on."""
 
-    digests: bool
+    digests: bool  # the sender's
     heartbeats: bool
 
 
