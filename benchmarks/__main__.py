@@ -1,6 +1,7 @@
 """Speed as ratios: against a peer, and beside this machine's limits, all taken in one run.
 
 handoff   KV blocks from one process to another over gloo, against raw TCP
+handoff_cost  what digests, heartbeats and the lease cost a handoff
 engine    prefill and decode of the demo model, against transformers
 scheduler     CPU time to plan a step
 prefix_cache  what a real trace finds in the prefix cache, against the optimum
@@ -21,7 +22,7 @@ from typing import Any
 
 from benchmarks.machine import describe
 
-NAMES = ("handoff", "engine", "scheduler", "prefix_cache")
+NAMES = ("handoff", "handoff_cost", "engine", "scheduler", "prefix_cache")
 
 
 def commit() -> str:
@@ -39,15 +40,16 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="Takes twenty minutes on two quiet cores, an hour without AVX-512; the engine with "
+        epilog="Takes half an hour on two quiet cores, an hour without AVX-512; the engine with "
         "--quick three to seven minutes. Run nothing else beside it.",
     )  # fmt: skip
     parser.add_argument(
         "which", nargs="?", default="all", choices=(*NAMES, "all"), help="Default: all."
     )
     parser.add_argument(
-        "--rounds", type=int, metavar="N", help="Rounds that count. Default: 20 handoff, 7 engine."
-    )
+        "--rounds", type=int, metavar="N",
+        help="Rounds that count. Default: 20 handoff, 30 handoff_cost, 7 engine.",
+    )  # fmt: skip
     parser.add_argument(
         "--quick", action="store_true", help="The engine in float32 on one thread only."
     )

@@ -27,7 +27,20 @@ class Ask(Message, frozen=True):
     blocks: int
 
 
-Control = LinkMessage | Ask
+class AskBare(Message, frozen=True):
+    """Send the first `blocks` blocks over the link's channel; their receives are posted."""
+
+    blocks: int
+
+
+class Turn(Message, frozen=True):
+    """What of a link is on from now on."""
+
+    digests: bool  # the sender's
+    heartbeats: bool
+
+
+Control = LinkMessage | Ask | AskBare | Turn
 
 
 class ControlStream:

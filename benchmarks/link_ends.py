@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from benchmarks.control_stream import Ask, Control, ControlStream
+from benchmarks.control_stream import Ask, AskBare, Control, ControlStream, Turn
 from benchmarks.pinning import pinned
 from tasuki.clock import monotonic
 from tasuki.kv.cache import KVCache
@@ -58,7 +58,7 @@ class Receiver:
 
     def open(self) -> None:
         self.link.start()
-        self._run_until(lambda: self.link.state == "open")
+        self.run_until(lambda: self.link.state == "open")
 
     def receive(self, blocks: int) -> float:
         """Ask for a handoff; returns seconds until it is committed."""
@@ -72,7 +72,7 @@ class Receiver:
         self.link.expect(handoff, list(range(blocks)))
         handoff.dispatch(begin)
         self.stream.send(LINK_ID, Ask(handoff_id=handoff_id, blocks=blocks))
-        self._run_until(lambda: handoff.is_committed)
+        self.run_until(lambda: handoff.is_committed)
         seconds = monotonic() - begin
         self.link.forget(handoff_id)
         return seconds
@@ -81,13 +81,13 @@ class Receiver:
         self.link.close("link_down")
         self.stream.close()
 
-    def _run_until(self, done: Callable[[], bool]) -> None:
+    def run_until(self, done: Callable[[], bool]) -> None:
         self.stream.run_until(lambda: done() or self.stream.ended or bool(self.failure))
         if not done():
             raise RuntimeError(f"the link failed: {self.failure or 'the sender process ended'}")
 
     def _on_message(self, message: Control) -> None:
-        assert not isinstance(message, Ask)
+        assert not isinstance(message, Ask | AskBare | Turn)
         self.link.on_message(message)
 
     def _on_event(self, event: LinkEvent) -> None:
@@ -110,6 +110,7 @@ class Sender:
         self.stream.run_until(lambda: self.stream.ended, seconds=600.0)
 
     def _on_message(self, message: Control) -> None:
+        assert not isinstance(message, AskBare | Turn)
         if not isinstance(message, Ask):
             self.link.on_message(message)
             return

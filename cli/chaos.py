@@ -10,8 +10,10 @@ import itertools
 import json
 import os
 import random
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cli.cluster_spec import ClusterSpec, module_program
 from cli.command import Command
@@ -24,7 +26,7 @@ from cli.model_directory import obtain_model
 from cli.say import say
 from experiments.chaos.load import ask_once, keep_asking
 from experiments.chaos.requests import Ask, draw_requests
-from experiments.chaos.schedule import plan
+from experiments.chaos.schedule import EVERY_FAULT, Fault, plan
 from experiments.chaos.tally import Tally
 from router.config import RouterConfig
 from tasuki.cache_root import cache_root
@@ -73,9 +75,20 @@ class ChaosConfig:
             raise ConfigError(f"--requests is {self.requests}; expected 0 or more")
 
 
+Beside = Callable[[LocalCluster], Coroutine[Any, Any, None]]
+"""What runs beside the load, from its first request on; cancelled when the load has ended."""
+
+
 class ChaosRun:
-    def __init__(self, config: ChaosConfig) -> None:
+    def __init__(
+        self,
+        config: ChaosConfig,
+        faults: Sequence[Fault] = EVERY_FAULT,
+        beside: Beside | None = None,
+    ) -> None:
         self._config = config
+        self._faults = faults
+        self._beside = beside
         self._tally = Tally()
         self._counters = Counters()
         self._clusters: list[LocalCluster] = []
@@ -161,7 +174,9 @@ class ChaosRun:
             return self._tally.requests >= config.requests if config.requests else clock() >= end
 
         async with asyncio.TaskGroup() as helpers:
-            polling = helpers.create_task(self._poll(cluster))
+            beside = [helpers.create_task(self._poll(cluster))]
+            if self._beside is not None:
+                beside.append(helpers.create_task(self._beside(cluster)))
             striking = helpers.create_task(self._strike(injector, enough))
             async with Client(cluster.router_addresses, resubmit_seconds=60.0) as client:
                 rngs = [random.Random(f"{config.seed} {one}") for one in range(config.clients)]
@@ -170,13 +185,14 @@ class ChaosRun:
                 )
             await striking
             await self._poll_once(cluster)
-            polling.cancel()
+            for task in beside:
+                task.cancel()
 
     async def _strike(self, injector: FaultInjector, enough: object) -> None:
         assert callable(enough)
         begin = asyncio.get_running_loop().time()
         async with asyncio.TaskGroup() as strikes:
-            for planned in plan(self._config.seed):
+            for planned in plan(self._config.seed, self._faults):
                 pause = begin + planned.at - asyncio.get_running_loop().time()
                 while pause > 0 and not enough():
                     await asyncio.sleep(min(pause, POLL_SECONDS))

@@ -310,6 +310,11 @@ class WorkerConfig:
         "How KV moves between workers. auto: nccl between GPUs, else gloo.",
         choices=("auto", "gloo", "nccl"),
     )
+    link_host: str = setting(
+        "",
+        "Address of this host on which gloo listens for the KV of links; other workers must reach "
+        "it. Empty: that of --host.",
+    )
     nccl_links: int = setting(
         4, "Most NCCL links of a worker; what they take of the GPU is kept free for them."
     )

@@ -18,6 +18,13 @@ KEPT_VARIABLES = ("TASUKI_REQUIRE", "TASUKI_CACHE")
 FAILED = pytest.StashKey[bool]()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Here and not beside the test that reads it: pytest asks only what it loads at its start."""
+    parser.addoption(
+        "--soak-seconds", type=float, default=1800.0, help="seconds of load of each soak test"
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """A developer's own TASUKI_ settings must not reach the processes that tests start."""
     for name in [name for name in os.environ if name.startswith("TASUKI_")]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -55,10 +55,22 @@ EVERY_FAULT = (
 )
 
 
-def plan(seed: int, interval: tuple[float, float] = (1.0, 3.0)) -> Iterator[PlannedFault]:
+# Those that every process outlives.
+MILD_FAULTS = tuple(
+    fault
+    for fault in EVERY_FAULT
+    if fault.kind in (FaultKind.CUT, FaultKind.SLOW, FaultKind.CORRUPT)
+)
+
+
+def plan(
+    seed: int,
+    faults: Sequence[Fault] = EVERY_FAULT,
+    interval: tuple[float, float] = (1.0, 3.0),
+) -> Iterator[PlannedFault]:
     """Faults for ever: each round has every one of them once, in an order of its own."""
     rng, at = random.Random(f"chaos {seed}"), 0.0
-    while True:
-        for fault in rng.sample(EVERY_FAULT, len(EVERY_FAULT)):
+    while faults:
+        for fault in rng.sample(faults, len(faults)):
             at += rng.uniform(*interval)
             yield PlannedFault(fault, at, rng.randrange(1 << 16), rng.uniform(1.0, 6.0))

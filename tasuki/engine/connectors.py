@@ -32,7 +32,7 @@ def make_connector(config: WorkerConfig) -> Connector:
 
 def _plain_connector(config: WorkerConfig) -> Connector:
     if connector_name(config) == "gloo":
-        return GlooConnector(config.host)
+        return GlooConnector(config.link_host or config.host)
     if not torch.distributed.is_nccl_available():
         raise ConfigError(
             "this build of torch has no NCCL; start all workers with --connector gloo, which moves "

@@ -31,6 +31,7 @@ TOKEN_TAG = 1
 TOKEN_BYTES = 32
 NICE = 10  # of gloo's own threads: they must not take the step's core
 TASKS = Path("/proc/self/task")
+EVERY_ADDRESS = ("0.0.0.0", "::")
 
 
 class SilenceError(TransferError):
@@ -68,7 +69,7 @@ class GlooConnector:
     def __init__(
         self, host: str = "127.0.0.1", *, silence: float = 1.0, stall: float = 30.0
     ) -> None:
-        self._host = host
+        self.host = host
         self._silence = silence
         self._stall = stall
 
@@ -77,6 +78,11 @@ class GlooConnector:
 
         Raises TransferError: no peer in time, or the last attempt's reason.
         """
+        if self.host in EVERY_ADDRESS:  # gloo would tell the peer to connect there
+            raise TransferError(
+                f"link {spec.link_id}: {self.host} is no address that a peer can connect to; "
+                "name one of this host's with --link-host"
+            )
         failure: TransferError | None = None
         attempt = 0
         while monotonic() < deadline:
@@ -100,11 +106,11 @@ class GlooConnector:
         options._threads = 1
         try:
             with low_priority_for_gloo_threads():
-                options._devices = [gloo.create_device(hostname=self._host)]
+                options._devices = [gloo.create_device(hostname=self.host)]
                 return cast(GlooGroup, gloo(store, spec.rank, 2, options))
         except RuntimeError as error:
             raise TransferError(
-                f"link {spec.link_id}: no gloo pair on {self._host}: {error}; check that both "
+                f"link {spec.link_id}: no gloo pair on {self.host}: {error}; check that both "
                 "hosts can reach each other"
             ) from error
 

@@ -10,6 +10,7 @@ from tasuki.engine.connectors import connector_name, link_memory, link_settings,
 from tasuki.engine.memory import choose_num_blocks, require_memory
 from tasuki.errors import ConfigError, ModelError
 from tasuki.kv.layout import KVLayout
+from tasuki.transfer.gloo import GlooConnector
 from tasuki.transfer.nccl import link_bytes
 from tasuki.transfer.nccl_pair import LIBRARY_BYTES
 
@@ -33,6 +34,17 @@ def test_the_device_chooses_unless_told(device: str, connector: str, name: str) 
     settings = link_settings(config, 1, DESCRIPTION)
     assert settings.connector == name
     assert settings.digest == ("none" if name == "nccl" else "xxh3")
+
+
+def test_links_listen_where_the_rest_does_unless_told() -> None:
+    def host(**settings: str) -> str:
+        connector = make_connector(WorkerConfig(**settings))  # type: ignore[arg-type] # a test's keys
+        assert isinstance(connector, GlooConnector)
+        return connector.host
+
+    assert host() == "127.0.0.1"
+    assert host(host="198.51.100.7") == "198.51.100.7"
+    assert host(host="0.0.0.0", link_host="198.51.100.8") == "198.51.100.8"
 
 
 def test_nccl_needs_a_gpu() -> None:

@@ -6,7 +6,7 @@ from itertools import islice
 
 from cli.counters import Counters, Sample
 from experiments.chaos.requests import draw_requests
-from experiments.chaos.schedule import EVERY_FAULT, FaultKind, plan
+from experiments.chaos.schedule import EVERY_FAULT, MILD_FAULTS, FaultKind, plan
 from experiments.chaos.tally import STATES, Answer, Tally
 
 WANT = [[5, 6, 7]]
@@ -29,6 +29,13 @@ def test_every_fault_strikes_in_every_round_and_a_seed_says_when() -> None:
     assert rounds == list(islice(plan(4), len(rounds)))
     assert rounds != list(islice(plan(5), len(rounds)))
     assert {fault.kind for fault in EVERY_FAULT} == set(FaultKind)
+
+
+def test_a_plan_can_be_of_some_faults_only_or_of_none() -> None:
+    struck = {planned.fault for planned in islice(plan(4, MILD_FAULTS), len(MILD_FAULTS))}
+    assert struck == set(MILD_FAULTS)
+    assert {fault.kind for fault in struck} == {"cut", "slow", "corrupt"}
+    assert list(plan(4, ())) == []
 
 
 def test_requests_fit_and_are_the_same_for_a_seed() -> None:

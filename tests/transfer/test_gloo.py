@@ -138,6 +138,14 @@ def test_a_host_that_is_not_ours_is_an_error() -> None:
         GlooConnector("203.0.113.9").open(spec, store, monotonic() + 1.0)
 
 
+@pytest.mark.parametrize("everywhere", ["0.0.0.0", "::"])
+def test_an_address_that_nobody_can_connect_to_is_an_error(everywhere: str) -> None:
+    spec = ChannelSpec("l", 0, TOKENS[0], TOKENS[1], 64)
+    store = ControlStreamStore(lambda k, v: None)
+    with pytest.raises(TransferError, match=f"{everywhere} is no address .* --link-host"):
+        GlooConnector(everywhere).open(spec, store, monotonic() + 1.0)
+
+
 def noise() -> Iterator[bytes]:
     for seed in range(4):
         yield random.Random(seed).randbytes(4096)
