@@ -15,7 +15,7 @@ from tasuki.clock import monotonic
 from tasuki.kv.cache import KVCache
 from tasuki.kv.layout import KVLayout
 from tasuki.messages import PrefillTarget
-from tasuki.transfer.gloo import GlooConnector
+from tasuki.transfer.connectors.gloo import GlooConnector
 from tasuki.transfer.handoff import Handoff
 from tasuki.transfer.link import LinkSettings
 from tasuki.transfer.link_events import LinkEvent, LinkFailed

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cli.cluster_spec import ClusterSpec, module_program
+from cli.cluster.cluster_spec import ClusterSpec, module_program
+from cli.cluster.local_cluster import LocalCluster
 from cli.command import Command
 from cli.counters import Counters, blocks_held, scrape
 from cli.fault_injector import FaultInjector
 from cli.interrupts import run_interruptible
 from cli.kernels import prepare_kernels
-from cli.local_cluster import LocalCluster
 from cli.model_directory import obtain_model
 from cli.say import say
 from experiments.chaos.load import ask_once, keep_asking

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from cli.cluster_spec import ClusterSpec
+from cli.cluster.cluster_spec import ClusterSpec
+from cli.cluster.local_cluster import LocalCluster
 from cli.command import Command
 from cli.interrupts import run_interruptible
 from cli.kernels import prepare_kernels
-from cli.local_cluster import LocalCluster
 from cli.model_directory import obtain_model
 from cli.say import say
 from experiments.quick import QuickComparison

@@ -7,9 +7,9 @@ import contextlib
 import os
 import signal
 
+from cli.cluster.local_cluster import LocalCluster
+from cli.cluster.ready_line import ReadyLine
 from cli.counters import gauge, scrape
-from cli.local_cluster import LocalCluster
-from cli.ready_line import ReadyLine
 from cli.say import say
 from experiments.chaos.schedule import Fault, FaultKind, Part, PlannedFault
 from experiments.chaos.tally import STATES, Tally

@@ -12,9 +12,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from cli.cluster_spec import ClusterSpec, module_program
-from cli.lifeline import Lifeline
-from cli.process_group import end_group
+from cli.cluster.cluster_spec import ClusterSpec, module_program
+from cli.cluster.lifeline import Lifeline
+from cli.cluster.process_group import end_group
 from cli.say import say
 from tasuki.clock import monotonic
 from tasuki.errors import ModelError

@@ -14,15 +14,15 @@ from typing import TextIO
 import msgspec
 
 from cli.answer import Question, stream_answer
-from cli.child import ProcessError
-from cli.cluster_spec import LOOPBACK, module_program
+from cli.cluster.child import ProcessError
+from cli.cluster.cluster_spec import LOOPBACK, module_program
+from cli.cluster.free_port import check_port_free
+from cli.cluster.local_cluster import LocalCluster, Probe
+from cli.cluster.readiness import missing_parts
 from cli.command import Command
-from cli.free_port import check_port_free
 from cli.interrupts import die_with_parent, run_interruptible
 from cli.kernels import prepare_kernels
-from cli.local_cluster import LocalCluster, Probe
 from cli.model_directory import obtain_model
-from cli.readiness import missing_parts
 from cli.say import say, show
 from cli.timeline_table import render
 from cli.up_config import UpConfig

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cli.cluster_spec import LOOPBACK, ClusterSpec
+from cli.cluster.cluster_spec import LOOPBACK, ClusterSpec
 from router.config import RouterConfig
 from tasuki.config import (
     WorkerConfig,

@@ -15,8 +15,8 @@ from experiments.record import Record
 from experiments.summary import Summary, summarise
 from experiments.table import compare_table
 from experiments.workload import DATA, ScheduledRequest, read_azure_trace, schedule
-from tasuki.model.tokenizer import Tokenizer
 from tasuki.slo import Slo
+from tasuki.text.tokenizer import Tokenizer
 
 LENGTH_SCALE = 1 / 16  # of the trace, so that a small model on one core can follow
 CAUTION = """\

@@ -17,8 +17,8 @@ from tasuki.messages import (
     HandoffTimings,
     TokensEvent,
 )
-from tasuki.model.tokenizer import Tokenizer
 from tasuki.slo import SloResult
+from tasuki.text.tokenizer import Tokenizer
 from tasuki.timeline import Timeline
 from tasuki.v1 import common_pb2, inference_pb2
 from tasuki.wire.sampling import logprobs_to_proto

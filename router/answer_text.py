@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from router.generation import Generation
-from tasuki.model.detokenizer import IncrementalDetokenizer
-from tasuki.model.stop_strings import StopStrings
-from tasuki.model.tokenizer import Tokenizer
+from tasuki.text.detokenizer import IncrementalDetokenizer
+from tasuki.text.stop_strings import StopStrings
+from tasuki.text.tokenizer import Tokenizer
 
 
 class AnswerText:

@@ -7,8 +7,8 @@ Blocks, the request and (local) prompt tokens are charged to the decode worker, 
 from __future__ import annotations
 
 from router.placement import Placement, PlacementRequest
-from router.registry import Registry
-from router.watched_worker import WatchedWorker
+from router.workers.registry import Registry
+from router.workers.watched_worker import WatchedWorker
 
 
 class Charge:

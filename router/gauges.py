@@ -9,8 +9,8 @@ from __future__ import annotations
 from functools import partial
 
 from router.placer import Placer
-from router.registry import Registry
-from router.watched_worker import WorkerState
+from router.workers.registry import Registry
+from router.workers.watched_worker import WorkerState
 from tasuki.clock import Clock
 from tasuki.messages import Role
 from tasuki.metrics import RouterMetrics

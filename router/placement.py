@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from router.worker_snapshot import WorkerSnapshot
+from router.workers.worker_snapshot import WorkerSnapshot
 from tasuki.messages import PrefillTarget, Role
 from tasuki.reasons import PlacementReason, RejectionReason
 

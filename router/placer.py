@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from router.admission import AdmissionQueue, Entry
 from router.charge import Charge
 from router.placement import Placement, PlacementPolicy, PlacementRequest, Rejection, place
-from router.registry import Registry
-from router.watched_worker import WatchedWorker
+from router.workers.registry import Registry
+from router.workers.watched_worker import WatchedWorker
 from tasuki.clock import Clock
 from tasuki.errors import (
     DeadlineError,

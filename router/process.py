@@ -14,11 +14,11 @@ from router.gauges import follow
 from router.placement import PlacementPolicy
 from router.placer import Placer
 from router.recorder import Recorder
-from router.registry import Registry
 from router.request_stream import RouterParts
 from router.served_model import ServedModel
 from router.service import InferenceService
-from router.watched_worker import WatchLimits
+from router.workers.registry import Registry
+from router.workers.watched_worker import WatchLimits
 from tasuki.clock import monotonic
 from tasuki.config import effective
 from tasuki.metrics import RouterMetrics

@@ -25,13 +25,13 @@ from typing import Any
 import grpc
 
 from router.answer import Answer, PromptPlace
-from router.decode_call import DecodeCall, WorkerLostError
 from router.decode_request import decode_request
 from router.generation import Generation
 from router.placement import PlacementRequest
 from router.placer import Placed, Placer
 from router.recorder import Recorder
-from router.watched_worker import WatchedWorker
+from router.workers.decode_call import DecodeCall, WorkerLostError
+from router.workers.watched_worker import WatchedWorker
 from tasuki.clock import Clock
 from tasuki.errors import DeadlineError, TasukiError
 from tasuki.messages import (
@@ -43,8 +43,8 @@ from tasuki.messages import (
     LocalEvent,
     TokensEvent,
 )
-from tasuki.model.tokenizer import Tokenizer
 from tasuki.reasons import PlacementReason, RejectionReason
+from tasuki.text.tokenizer import Tokenizer
 from tasuki.timeline import Timeline
 from tasuki.v1 import inference_pb2
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from tasuki.convert.resolve import resolve_model
 from tasuki.errors import ConfigError
 from tasuki.messages import SamplingParams
-from tasuki.model.chat_template import ChatTemplate
 from tasuki.model.config import ModelConfig
 from tasuki.model.generation_defaults import generation_defaults
-from tasuki.model.tokenizer import Tokenizer
+from tasuki.text.chat_template import ChatTemplate
+from tasuki.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

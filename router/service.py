@@ -11,9 +11,9 @@ import grpc
 
 from router.config import RouterConfig
 from router.generation import Generation, read_generation
-from router.registry import Registry
 from router.request_stream import RequestStream, RouterParts
 from router.served_model import ServedModel
+from router.workers.registry import Registry
 from tasuki.errors import UnavailableError
 from tasuki.reasons import RejectionReason
 from tasuki.v1 import inference_pb2, inference_pb2_grpc

@@ -6,6 +6,7 @@ import ast
 import os
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("tasuki", "prefill", "decode", "router", "experiments", "cli", "planner")
 MOST_LINES = 400
+MOST_LINES_OF_A_PACKAGE = 2500
 
 BANNED_WORDS = frozenset(
     ["manager", "utils", "helper", "misc", "common", "data", "info", "instance", "page"]
@@ -67,6 +69,14 @@ def test_the_name_rule_itself() -> None:
 def test_no_file_is_longer_than_400_lines() -> None:
     lengths = {path: len(path.read_text().splitlines()) for path in product_files()}
     assert {str(p.relative_to(ROOT)): n for p, n in lengths.items() if n > MOST_LINES} == {}
+
+
+def test_no_package_is_longer_than_2500_lines() -> None:
+    """What its subpackages hold is theirs."""
+    lengths = Counter[str]()
+    for path in product_files():
+        lengths[str(path.parent.relative_to(ROOT))] += len(path.read_text().splitlines())
+    assert {package: n for package, n in lengths.items() if n > MOST_LINES_OF_A_PACKAGE} == {}
 
 
 def test_no_banned_names() -> None:

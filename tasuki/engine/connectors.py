@@ -8,10 +8,10 @@ from tasuki.config import WorkerConfig
 from tasuki.errors import ConfigError
 from tasuki.messages import LayoutDescription
 from tasuki.transfer.connector import Connector
-from tasuki.transfer.faulty import Faults, FaultyConnector
-from tasuki.transfer.gloo import GlooConnector
+from tasuki.transfer.connectors.faulty import Faults, FaultyConnector
+from tasuki.transfer.connectors.gloo import GlooConnector
+from tasuki.transfer.connectors.nccl import NcclConnector, link_bytes
 from tasuki.transfer.link import LinkSettings
-from tasuki.transfer.nccl import NcclConnector, link_bytes
 
 
 def connector_name(config: WorkerConfig) -> str:

@@ -6,7 +6,7 @@ import logging
 
 from tasuki.messages import InjectFault
 from tasuki.transfer.connector import Connector
-from tasuki.transfer.faulty import FaultyConnector
+from tasuki.transfer.connectors.faulty import FaultyConnector
 
 log = logging.getLogger(__name__)
 

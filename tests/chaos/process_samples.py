@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cli.local_cluster import LocalCluster
+from cli.cluster.local_cluster import LocalCluster
 from tests.chaos.flatness import Series, growth_per_hour, rise
 
 MIB = 1 << 20

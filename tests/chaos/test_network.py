@@ -16,8 +16,8 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from cli.cluster_spec import ClusterSpec, module_program
-from cli.local_cluster import LocalCluster
+from cli.cluster.cluster_spec import ClusterSpec, module_program
+from cli.cluster.local_cluster import LocalCluster
 from tasuki.client import Client
 from tasuki.config import WorkerConfig
 from tasuki.convert.tiny import make_tiny

@@ -12,7 +12,7 @@ import json
 import pytest
 
 from cli.chaos import ChaosConfig, ChaosRun
-from cli.local_cluster import LocalCluster
+from cli.cluster.local_cluster import LocalCluster
 from experiments.chaos.schedule import MILD_FAULTS, Fault
 from tests.chaos.process_samples import (
     QUIET_SLACK,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.cluster_spec import ClusterSpec, module_program
+from cli.cluster.cluster_spec import ClusterSpec, module_program
 from tasuki.config import WorkerConfig, build, to_args
 from tasuki.messages import Role
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from cli.cpu_list import share
+from cli.cluster.cpu_list import share
 from tasuki.engine.affinity import format_cpus, parse_cpus
 from tasuki.errors import ConfigError
 

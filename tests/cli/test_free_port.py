@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from cli.free_port import check_port_free
+from cli.cluster.free_port import check_port_free
 from tasuki.errors import ConfigError
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from cli.child import ProcessError
-from cli.cluster_spec import ClusterSpec
-from cli.local_cluster import LocalCluster
+from cli.cluster.child import ProcessError
+from cli.cluster.cluster_spec import ClusterSpec
+from cli.cluster.local_cluster import LocalCluster
 from tasuki.messages import Role
 from tests.cli.programs import nothing_missing, recorded, running, standin
 

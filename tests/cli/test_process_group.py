@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from cli.process_group import end_group, group_members
+from cli.cluster.process_group import end_group, group_members
 
 # Starts one more process that ignores SIGTERM, says so, and leaves or waits.
 LEADER = """\

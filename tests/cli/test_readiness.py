@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cli.readiness import missing_from, missing_parts
+from cli.cluster.readiness import missing_from, missing_parts
 from tasuki.errors import UnavailableError
 from tests.cli.fake_router import FakeRouter, serving
 

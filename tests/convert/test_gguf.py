@@ -17,8 +17,8 @@ from tasuki.errors import ModelError
 from tasuki.model.config import ModelConfig
 from tasuki.model.rope import Rope
 from tasuki.model.rotary import inverse_frequencies
-from tasuki.model.tokenizer import Tokenizer
 from tasuki.model.transformer import CausalLM
+from tasuki.text.tokenizer import Tokenizer
 from tests.convert.gguf_files import SPEC, Q, original, write_gguf
 from tests.model.paged import Paged
 

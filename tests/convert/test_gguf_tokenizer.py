@@ -13,7 +13,7 @@ from transformers import GPT2Tokenizer, Qwen2Tokenizer
 from tasuki.convert.gguf_directory import ensure_gguf
 from tasuki.errors import ModelError
 from tasuki.model.config import ModelConfig
-from tasuki.model.tokenizer import Tokenizer
+from tasuki.text.tokenizer import Tokenizer
 from tests.convert.gguf_files import BYTES, MERGES, SPECIAL, original, write_gguf
 
 TOKENS = [*BYTES, *SPECIAL, *(merge.replace(" ", "") for merge in MERGES)]

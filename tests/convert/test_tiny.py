@@ -85,9 +85,9 @@ def test_making_it_needs_no_torch(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from tasuki.convert.tiny import ensure_tiny; "
         "import tasuki.convert.demo; import tasuki.convert.gguf_tokenizer; "
-        "from tasuki.model.chat_template import ChatTemplate; "
-        "from tasuki.model.tokenizer import Tokenizer; "
-        "from tasuki.model.detokenizer import IncrementalDetokenizer; "
+        "from tasuki.text.chat_template import ChatTemplate; "
+        "from tasuki.text.tokenizer import Tokenizer; "
+        "from tasuki.text.detokenizer import IncrementalDetokenizer; "
         "from tasuki.model.config import ModelConfig; "
         "path = ensure_tiny(Path(sys.argv[1])); ModelConfig.from_directory(path); "
         "Tokenizer.from_directory(path); ChatTemplate.from_directory(path); "

@@ -10,9 +10,9 @@ from tasuki.engine.connectors import connector_name, link_memory, link_settings,
 from tasuki.engine.memory import choose_num_blocks, require_memory
 from tasuki.errors import ConfigError, ModelError
 from tasuki.kv.layout import KVLayout
-from tasuki.transfer.gloo import GlooConnector
-from tasuki.transfer.nccl import link_bytes
-from tasuki.transfer.nccl_pair import LIBRARY_BYTES
+from tasuki.transfer.connectors.gloo import GlooConnector
+from tasuki.transfer.connectors.nccl import link_bytes
+from tasuki.transfer.connectors.nccl_pair import LIBRARY_BYTES
 
 LAYOUT = KVLayout(num_layers=30, num_kv_heads=3, head_dim=64, block_size=16)
 DESCRIPTION = LAYOUT.describe(model_id="m", weights_digest="w", numerics="n")

@@ -14,8 +14,8 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from cli.cluster_spec import ClusterSpec
-from cli.local_cluster import LocalCluster
+from cli.cluster.cluster_spec import ClusterSpec
+from cli.cluster.local_cluster import LocalCluster
 from router.config import RouterConfig
 from tasuki.client import Client
 from tasuki.config import WorkerConfig

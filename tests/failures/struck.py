@@ -14,8 +14,8 @@ from typing import Any
 
 import grpc
 
-from cli.local_cluster import LocalCluster
-from cli.ready_line import ReadyLine
+from cli.cluster.local_cluster import LocalCluster
+from cli.cluster.ready_line import ReadyLine
 from tasuki.client import Client
 from tasuki.messages import (
     DecodeRequest,

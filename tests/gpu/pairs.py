@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from tasuki.transfer.nccl import NcclConnector
+from tasuki.transfer.connectors.nccl import NcclConnector
 
 
 def two_connectors(devices: tuple[str, str], links: int = 2) -> tuple[NcclConnector, NcclConnector]:

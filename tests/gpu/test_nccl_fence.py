@@ -10,7 +10,7 @@ import torch
 from tasuki.clock import monotonic
 from tasuki.errors import TransferError
 from tasuki.transfer.connector import ChannelSpec
-from tasuki.transfer.nccl import NcclConnector
+from tasuki.transfer.connectors.nccl import NcclConnector
 from tests.gpu.conftest import Apart
 from tests.gpu.pairs import leave, two_connectors
 from tests.transfer.channels import TOKENS, Completions, make_stores, open_pair

@@ -7,8 +7,8 @@ import time
 import pytest
 import torch
 
+from tasuki.transfer.connectors.nccl_pair import LIBRARY_BYTES
 from tasuki.transfer.link_events import HandoffDrained
-from tasuki.transfer.nccl_pair import LIBRARY_BYTES
 from tests.gpu.conftest import Apart
 from tests.gpu.pairs import leave, two_connectors
 from tests.transfer.channels import Completions, open_pair

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined] # exported, unlisted
 
-from tasuki.transfer.nccl_pair import EventFlight, make_group, make_stream
+from tasuki.transfer.connectors.nccl_pair import EventFlight, make_group, make_stream
 from tests.gpu.conftest import Apart
 from tests.gpu.pairs import leave
 

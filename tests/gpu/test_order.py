@@ -13,7 +13,7 @@ from tasuki.kv.cache import KVCache
 from tasuki.kv.layout import KVLayout
 from tasuki.model.batch import Batch, BatchEntry
 from tasuki.model.transformer import CausalLM
-from tasuki.transfer.nccl_pair import EventFlight, make_stream
+from tasuki.transfer.connectors.nccl_pair import EventFlight, make_stream
 
 pytestmark = pytest.mark.gpu
 

@@ -14,8 +14,8 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from cli.cluster_spec import ClusterSpec
-from cli.local_cluster import LocalCluster
+from cli.cluster.cluster_spec import ClusterSpec
+from cli.cluster.local_cluster import LocalCluster
 from tasuki.config import WorkerConfig
 from tasuki.convert.tiny import make_tiny
 from tests.integration.scrape import assert_no_leaks

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from cli.local_cluster import LocalCluster
+from cli.cluster.local_cluster import LocalCluster
 from tasuki.client import Client
 from tasuki.errors import InvalidRequestError, RequestTooLongError, TasukiError, UnknownModelError
 from tasuki.messages import Role

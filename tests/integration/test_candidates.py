@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from cli.cluster_spec import ClusterSpec
-from cli.local_cluster import LocalCluster
-from cli.ready_line import ReadyLine
+from cli.cluster.cluster_spec import ClusterSpec
+from cli.cluster.local_cluster import LocalCluster
+from cli.cluster.ready_line import ReadyLine
 from tasuki.client import Client
 from tasuki.config import WorkerConfig
 from tasuki.messages import DecodeRequest, PrefillTarget, Role, SamplingParams, TokensEvent

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.local_cluster import LocalCluster
+from cli.cluster.local_cluster import LocalCluster
 from experiments.quick import QuickComparison
 from tasuki.slo import Slo
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from cli.cluster_spec import ClusterSpec
-from cli.local_cluster import LocalCluster
+from cli.cluster.cluster_spec import ClusterSpec
+from cli.cluster.local_cluster import LocalCluster
 from router.config import RouterConfig
 from tasuki.client import Client, GenerateOutput
 from tasuki.config import WorkerConfig

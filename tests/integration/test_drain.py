@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from cli.cluster_spec import ClusterSpec
-from cli.local_cluster import LocalCluster
+from cli.cluster.cluster_spec import ClusterSpec
+from cli.cluster.local_cluster import LocalCluster
 from tasuki.client import Client
 from tasuki.config import WorkerConfig
 from tasuki.messages import Role

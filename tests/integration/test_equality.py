@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from cli.local_cluster import LocalCluster
+from cli.cluster.local_cluster import LocalCluster
 from tasuki.client import Client
 from tasuki.messages import Role
 from tests.integration.scrape import scrape, scrape_until

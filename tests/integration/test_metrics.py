@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cli.local_cluster import LocalCluster
+from cli.cluster.local_cluster import LocalCluster
 from tasuki.client import Client
 from tasuki.errors import InvalidRequestError
 from tasuki.messages import Role

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from tasuki.model.chat_template import ChatTemplate
 from tasuki.model.config import ModelConfig
-from tasuki.model.detokenizer import IncrementalDetokenizer
-from tasuki.model.tokenizer import Tokenizer
 from tasuki.model.transformer import CausalLM
+from tasuki.text.chat_template import ChatTemplate
+from tasuki.text.detokenizer import IncrementalDetokenizer
+from tasuki.text.tokenizer import Tokenizer
 from tests.model.paged import Paged
 from tests.model.reference import greedy
 

@@ -55,8 +55,8 @@ from tasuki.messages import (
     TokensEvent,
 )
 from tasuki.transfer.connector import Connector
-from tasuki.transfer.loopback import LoopbackConnector
-from tasuki.transfer.loopback_fault import PlannedFault
+from tasuki.transfer.connectors.loopback import LoopbackConnector
+from tasuki.transfer.connectors.loopback_fault import PlannedFault
 
 DEADLINE = 30.0
 

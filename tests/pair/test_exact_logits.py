@@ -16,7 +16,7 @@ import torch
 from tasuki.messages import TokenLogprob
 from tasuki.model.sampling.processors import Choice
 from tasuki.scheduler.output import ModelRunnerOutput
-from tasuki.transfer.loopback_fault import PlannedFault, Verdict
+from tasuki.transfer.connectors.loopback_fault import PlannedFault, Verdict
 from tests.integration.streams import prompt
 from tests.pair.relay import InlinePair, Outcome, inline_pair
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tasuki.messages import FinishReason, PrefillDoneEvent
-from tasuki.transfer.loopback_fault import PlannedFault, Verdict
+from tasuki.transfer.connectors.loopback_fault import PlannedFault, Verdict
 from tests.integration.streams import prompt
 from tests.pair.relay import InlinePair, inline_pair
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasuki.transfer.loopback_fault import PlannedFault, Verdict
+from tasuki.transfer.connectors.loopback_fault import PlannedFault, Verdict
 from tests.integration.streams import prompt
 from tests.pair.relay import InlinePair, inline_pair
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tasuki.messages import CancelStream, FinishReason
-from tasuki.transfer.loopback_fault import PlannedFault, Verdict
+from tasuki.transfer.connectors.loopback_fault import PlannedFault, Verdict
 from tests.integration.streams import prompt
 from tests.pair.relay import InlinePair, Outcome, inline_pair
 

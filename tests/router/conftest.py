@@ -172,7 +172,8 @@ def harness_of(model: ServedModel) -> MakeHarness:
         made = Harness(router, prefills, decodes, inference_pb2_grpc.InferenceStub(channel))
         try:
             await wait_until(
-                lambda: all(w.live for w in router.registry.snapshots()), "every worker is seen"
+                lambda: all(w.live for w in router.registry.snapshots()),
+                "every worker is seen",
             )
             yield made
             await wait_until(

@@ -14,8 +14,8 @@ from router.answer_text import AnswerText
 from router.generation import Generation
 from router.served_model import ServedModel
 from tasuki.messages import SamplingParams
-from tasuki.model.tokenizer import Tokenizer
 from tasuki.slo import Slo
+from tasuki.text.tokenizer import Tokenizer
 
 LETTERS = "ab é😀"
 

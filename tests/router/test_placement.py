@@ -14,7 +14,7 @@ from router.placement import (
     place,
     prefill_is_busy,
 )
-from router.worker_snapshot import WorkerSnapshot
+from router.workers.worker_snapshot import WorkerSnapshot
 from tasuki.messages import Role
 from tasuki.reasons import RejectionReason
 

@@ -9,8 +9,8 @@ import pytest
 
 from router.charge import Charge
 from router.placement import Placement, PlacementPolicy, PlacementRequest, place
-from router.registry import Registry
-from router.watched_worker import WatchLimits
+from router.workers.registry import Registry
+from router.workers.watched_worker import WatchLimits
 from tasuki.errors import UnavailableError
 from tasuki.messages import Role
 from tasuki.server.grpc_server import internal_channel

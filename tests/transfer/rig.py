@@ -18,10 +18,10 @@ from tasuki.kv.cache import KVCache
 from tasuki.kv.layout import KVLayout
 from tasuki.messages import LinkMessage, PrefillTarget
 from tasuki.transfer.connector import Connector
+from tasuki.transfer.connectors.loopback import LoopbackConnector
 from tasuki.transfer.handoff import Handoff
 from tasuki.transfer.link import LinkSettings
 from tasuki.transfer.link_events import LinkEvent, LinkFailed, LinkOpened
-from tasuki.transfer.loopback import LoopbackConnector
 from tasuki.transfer.receiving_link import ReceivingLink
 from tasuki.transfer.sending_link import SendingLink
 

@@ -19,7 +19,7 @@ import torch
 from tasuki.clock import monotonic
 from tasuki.kv.cache import KVCache
 from tasuki.messages import Announce, Heartbeat, LinkMessage
-from tasuki.transfer.gloo import GlooConnector
+from tasuki.transfer.connectors.gloo import GlooConnector
 from tasuki.transfer.link_events import LinkEvent
 from tasuki.transfer.sending_link import SendingLink
 from tests.transfer.control_socket import ControlSocket

@@ -6,10 +6,10 @@ import pytest
 
 from tasuki.clock import monotonic
 from tasuki.transfer.connector import Connector
-from tasuki.transfer.faulty import Faults, FaultyConnector
-from tasuki.transfer.gloo import GlooConnector
+from tasuki.transfer.connectors.faulty import Faults, FaultyConnector
+from tasuki.transfer.connectors.gloo import GlooConnector
+from tasuki.transfer.connectors.loopback import LoopbackConnector
 from tasuki.transfer.link_events import LinkFailed
-from tasuki.transfer.loopback import LoopbackConnector
 from tests.transfer.channels import Completions, open_pair, payload
 from tests.transfer.rig import make_rig, settings
 

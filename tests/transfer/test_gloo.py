@@ -18,7 +18,7 @@ import torch
 from tasuki.clock import monotonic
 from tasuki.errors import TransferError
 from tasuki.transfer.connector import ChannelSpec
-from tasuki.transfer.gloo import GlooConnector
+from tasuki.transfer.connectors.gloo import GlooConnector
 from tasuki.transfer.rendezvous import ControlStreamStore
 from tests.transfer.channels import TOKENS, Completions, open_pair, payload
 

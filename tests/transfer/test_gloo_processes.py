@@ -17,7 +17,7 @@ from tasuki.clock import monotonic
 from tasuki.kv.cache import KVCache
 from tasuki.messages import Announce, Heartbeat, LinkMessage, PrefillTarget
 from tasuki.reasons import AbandonReason
-from tasuki.transfer.gloo import GlooConnector
+from tasuki.transfer.connectors.gloo import GlooConnector
 from tasuki.transfer.handoff import Handoff
 from tasuki.transfer.link_events import LinkEvent, LinkFailed, LinkOpened
 from tasuki.transfer.receiving_link import ReceivingLink

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 from tasuki.clock import monotonic
-from tasuki.transfer.launch_order import Direction, LaunchOrder, Operation
+from tasuki.transfer.connectors.launch_order import Direction, LaunchOrder, Operation
 from tests.transfer.channels import Completions
 from tests.transfer.fake_nccl import FakeFlight
 

@@ -10,6 +10,7 @@ from tasuki.errors import TransferError
 from tasuki.messages import Announce, Commit, LinkHello, Posted, Received
 from tasuki.reasons import AbandonReason
 from tasuki.transfer.connector import Channel, ChannelSpec, RendezvousStore
+from tasuki.transfer.connectors.loopback import LoopbackConnector
 from tasuki.transfer.link_events import (
     CommitSeen,
     HandoffDrained,
@@ -19,7 +20,6 @@ from tasuki.transfer.link_events import (
     SegmentReceived,
     SegmentSent,
 )
-from tasuki.transfer.loopback import LoopbackConnector
 from tests.transfer.rig import BLOCK, RECEIVER_EPOCH, SENDER_EPOCH, Rig, make_rig, settings
 
 

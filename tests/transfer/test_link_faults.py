@@ -7,6 +7,8 @@ import torch
 
 from tasuki.messages import Announce, Commit, LinkClosed, LinkMessage, Posted, Received
 from tasuki.reasons import AbandonReason
+from tasuki.transfer.connectors.loopback import LoopbackConnector
+from tasuki.transfer.connectors.loopback_fault import PlannedFault, Verdict
 from tasuki.transfer.link_events import (
     BlocksReleased,
     DigestMismatch,
@@ -15,8 +17,6 @@ from tasuki.transfer.link_events import (
     SegmentReceived,
     SegmentSent,
 )
-from tasuki.transfer.loopback import LoopbackConnector
-from tasuki.transfer.loopback_fault import PlannedFault, Verdict
 from tests.transfer.rig import BLOCK, Rig, make_rig
 
 

@@ -9,7 +9,7 @@ import torch
 
 from tasuki.messages import Posted
 from tasuki.reasons import AbandonReason
-from tasuki.transfer.gloo import GlooConnector
+from tasuki.transfer.connectors.gloo import GlooConnector
 from tasuki.transfer.link_events import BlocksReleased, HandoffDrained, LinkFailed
 from tests.transfer.rig import BLOCK, Rig, make_rig
 

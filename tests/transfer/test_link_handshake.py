@@ -16,9 +16,9 @@ from tasuki.messages import (
     Received,
     Rendezvous,
 )
+from tasuki.transfer.connectors.loopback import LoopbackConnector
 from tasuki.transfer.digest import DigestName
 from tasuki.transfer.link_events import LinkFailed, LinkOpened
-from tasuki.transfer.loopback import LoopbackConnector
 from tests.transfer.rig import BLOCK, DESCRIPTION, RECEIVER_EPOCH, SENDER_EPOCH, make_rig, settings
 
 RECEIVING = settings("d", RECEIVER_EPOCH)

@@ -9,8 +9,8 @@ import torch
 from tasuki.clock import monotonic
 from tasuki.errors import TransferError
 from tasuki.transfer.connector import Channel, ChannelSpec
-from tasuki.transfer.loopback import LoopbackConnector
-from tasuki.transfer.loopback_fault import PlannedFault, Verdict
+from tasuki.transfer.connectors.loopback import LoopbackConnector
+from tasuki.transfer.connectors.loopback_fault import PlannedFault, Verdict
 from tests.transfer.channels import Completions, open_pair, payload
 
 

@@ -12,11 +12,11 @@ from tasuki.clock import monotonic
 from tasuki.errors import FenceLostError, TransferError
 from tasuki.kv.cache import KVCache
 from tasuki.messages import Posted
-from tasuki.transfer import nccl, nccl_channel
 from tasuki.transfer.connector import ChannelSpec
+from tasuki.transfer.connectors import nccl, nccl_channel
+from tasuki.transfer.connectors.nccl import NcclConnector, link_bytes
+from tasuki.transfer.connectors.nccl_pair import LIBRARY_BYTES, IdStore
 from tasuki.transfer.link_events import SegmentReceived
-from tasuki.transfer.nccl import NcclConnector, link_bytes
-from tasuki.transfer.nccl_pair import LIBRARY_BYTES, IdStore
 from tests.transfer.channels import TOKENS, Completions, make_stores, open_pair, payload
 from tests.transfer.fake_nccl import FakeNccl
 from tests.transfer.rig import make_rig

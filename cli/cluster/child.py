@@ -14,9 +14,9 @@ import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cli.lifeline import Lifeline
-from cli.process_group import end_group, kill_group
-from cli.ready_line import ReadyLine, parse_ready_line
+from cli.cluster.lifeline import Lifeline
+from cli.cluster.process_group import end_group, kill_group
+from cli.cluster.ready_line import ReadyLine, parse_ready_line
 from tasuki.errors import UnavailableError
 
 TAIL_LINES = 20

@@ -16,7 +16,7 @@ from enum import StrEnum
 import grpc
 
 from router.ledger import WorkerLedgers
-from router.worker_snapshot import WorkerSnapshot
+from router.workers.worker_snapshot import WorkerSnapshot
 from tasuki.errors import InvalidRequestError, UnavailableError
 from tasuki.messages import PrefillTarget, Role
 from tasuki.v1 import common_pb2, common_pb2_grpc, worker_pb2, worker_pb2_grpc

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models
 
 from tasuki.convert.byte_tokenizer import EOS_ID, VOCAB_SIZE
-from tasuki.model.detokenizer import IncrementalDetokenizer
-from tasuki.model.tokenizer import Tokenizer
+from tasuki.text.detokenizer import IncrementalDetokenizer
+from tasuki.text.tokenizer import Tokenizer
 
 
 class CountingTokenizer(Tokenizer):

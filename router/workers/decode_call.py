@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator
 
 import grpc
 
-from router.watched_worker import WatchedWorker
+from router.workers.watched_worker import WatchedWorker
 from tasuki.errors import Code, InvalidRequestError, TasukiError, UnavailableError
 from tasuki.messages import DecodeRequest, FinishedEvent, FinishReason, TokensEvent
 from tasuki.reasons import MigrationReason, RejectionReason

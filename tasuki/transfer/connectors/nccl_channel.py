@@ -16,7 +16,7 @@ import torch
 from tasuki.clock import monotonic
 from tasuki.errors import FenceLostError
 from tasuki.transfer.connector import ChannelSpec, Completion, Launched
-from tasuki.transfer.launch_order import Flight, LaunchOrder, Operation
+from tasuki.transfer.connectors.launch_order import Flight, LaunchOrder, Operation
 
 FENCE_DEADLINE = 5.0  # seconds, of the control thread; an abort is said to take some milliseconds
 

@@ -10,8 +10,8 @@ import pytest
 
 from tasuki.convert.byte_tokenizer import CHAT_TEMPLATE
 from tasuki.errors import InvalidRequestError, ModelError
-from tasuki.model.chat_template import MAX_CHARACTERS, ChatTemplate
-from tasuki.model.tokenizer import Tokenizer
+from tasuki.text.chat_template import MAX_CHARACTERS, ChatTemplate
+from tasuki.text.tokenizer import Tokenizer
 
 HELLO = [{"role": "user", "content": "hi"}]
 TALK = [

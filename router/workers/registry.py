@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import grpc
 
-from router.watched_worker import WatchedWorker, WatchLimits, WorkerState
-from router.worker_snapshot import WorkerSnapshot
+from router.workers.watched_worker import WatchedWorker, WatchLimits, WorkerState
+from router.workers.worker_snapshot import WorkerSnapshot
 from tasuki.errors import UnavailableError
 from tasuki.messages import Role
 

@@ -17,11 +17,11 @@ import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Self, TypeVar
 
-from cli.child import Child, ProcessError
-from cli.cluster_spec import ROUTER, ClusterSpec
-from cli.lifeline import Lifeline
-from cli.readiness import missing_parts
-from cli.ready_line import ReadyLine
+from cli.cluster.child import Child, ProcessError
+from cli.cluster.cluster_spec import ROUTER, ClusterSpec
+from cli.cluster.lifeline import Lifeline
+from cli.cluster.readiness import missing_parts
+from cli.cluster.ready_line import ReadyLine
 from router.config import RouterConfig
 from tasuki.config import WorkerConfig, to_args
 from tasuki.errors import DeadlineError, UnavailableError

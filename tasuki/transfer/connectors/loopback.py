@@ -21,7 +21,7 @@ from tasuki.transfer.connector import (
     Launched,
     RendezvousStore,
 )
-from tasuki.transfer.loopback_fault import Fault, NoFault, Verdict
+from tasuki.transfer.connectors.loopback_fault import Fault, NoFault, Verdict
 
 CLOSE_DEADLINE = 2.0  # seconds; a delivery is one memory copy
 

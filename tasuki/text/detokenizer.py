@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tasuki.model.tokenizer import Tokenizer
+from tasuki.text.tokenizer import Tokenizer
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 LONGEST_CHARACTER = 4  # bytes in UTF-8; a token that is kept in the window has at least one

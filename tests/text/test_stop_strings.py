@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasuki.model.stop_strings import StopStrings
+from tasuki.text.stop_strings import StopStrings
 
 texts = st.text("ab\N{PILE OF POO}", max_size=40)  # few letters: many overlaps
 stops = st.lists(st.text("ab\N{PILE OF POO}", min_size=1, max_size=6), max_size=5)

@@ -25,7 +25,7 @@ from torch.distributed import (  # type: ignore[attr-defined] # torch exports St
 from tasuki.clock import monotonic
 from tasuki.errors import FenceLostError, TransferError
 from tasuki.transfer.connector import Channel, ChannelSpec, RendezvousStore
-from tasuki.transfer.gloo_channel import GlooChannel, GlooGroup, fence
+from tasuki.transfer.connectors.gloo_channel import GlooChannel, GlooGroup, fence
 
 TOKEN_TAG = 1
 TOKEN_BYTES = 32

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tasuki.convert.byte_tokenizer import BOS_ID, EOS_ID, VOCAB_SIZE
 from tasuki.errors import InvalidRequestError, ModelError
-from tasuki.model.tokenizer import Tokenizer
+from tasuki.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,9 @@ import torch
 from tasuki.clock import monotonic
 from tasuki.errors import FenceLostError, TransferError
 from tasuki.transfer.connector import Channel, ChannelSpec, RendezvousStore
-from tasuki.transfer.launch_order import Flight, LaunchOrder
-from tasuki.transfer.nccl_channel import FENCE_DEADLINE, NcclChannel, Pair, abort
-from tasuki.transfer.nccl_pair import LIBRARY_BYTES, open_device_pair
+from tasuki.transfer.connectors.launch_order import Flight, LaunchOrder
+from tasuki.transfer.connectors.nccl_channel import FENCE_DEADLINE, NcclChannel, Pair, abort
+from tasuki.transfer.connectors.nccl_pair import LIBRARY_BYTES, open_device_pair
 
 TOKEN_BYTES = 32
 TOKEN_POLL = 0.001  # seconds

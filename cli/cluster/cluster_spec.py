@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cli.cpu_list import share
+from cli.cluster.cpu_list import share
 from router.config import RouterConfig
 from tasuki.config import WorkerConfig, without_settings
 from tasuki.engine.affinity import format_cpus
@@ -18,7 +18,7 @@ from tasuki.messages import Role
 LOOPBACK = "127.0.0.1"
 ROUTER = "router"
 
-_ROOT = Path(__file__).resolve().parents[1]
+_ROOT = Path(__file__).resolve().parents[2]
 
 
 def module_program(role: str) -> list[str]:
