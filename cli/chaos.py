@@ -178,10 +178,17 @@ class ChaosRun:
             if self._beside is not None:
                 beside.append(helpers.create_task(self._beside(cluster)))
             striking = helpers.create_task(self._strike(injector, enough))
-            async with Client(cluster.router_addresses, resubmit_seconds=60.0) as client:
+            async with contextlib.AsyncExitStack() as stack:
+                clients = [
+                    await stack.enter_async_context(Client(targets, resubmit_seconds=60.0))
+                    for targets in rotations(cluster.router_addresses)
+                ]
                 rngs = [random.Random(f"{config.seed} {one}") for one in range(config.clients)]
                 await asyncio.gather(
-                    *(keep_asking(client, asks, expected, self._tally, rng, enough) for rng in rngs)
+                    *(
+                        keep_asking(client, asks, expected, self._tally, rng, enough)
+                        for client, rng in zip(itertools.cycle(clients), rngs, strict=False)
+                    )
                 )
             await striking
             await self._poll_once(cluster)
@@ -247,6 +254,12 @@ def chaos_spec(model: Path, config: ChaosConfig) -> ClusterSpec:
         router=router,
         log_dir=Path("build/logs") if Path("build").is_dir() else None,
     )
+
+
+def rotations(targets: str) -> list[str]:
+    """Each router as the first one of some clients: so that all of them place requests at once."""
+    names = targets.split(",")
+    return [",".join(names[first:] + names[:first]) for first in range(len(names))]
 
 
 def digest(facts: object, asks: list[Ask]) -> str:

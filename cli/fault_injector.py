@@ -20,7 +20,8 @@ from tasuki.server.grpc_server import internal_channel
 from tasuki.v1 import worker_pb2, worker_pb2_grpc
 
 CALL_SECONDS = 5.0
-LOOK_SECONDS = 0.1
+LOOK_SECONDS = 0.05
+AIM_LOOKS = 40
 READY_SECONDS = 60.0
 CORRUPTED = 3  # segments
 SLOW = 100_000.0  # bytes per second
@@ -41,6 +42,7 @@ class FaultInjector:
         async with self._whole[fault.role]:
             victims = self._processes(fault.role)
             victim = victims[planned.pick % len(victims)]
+            await self._aim(fault, victim)
             self._tally.kinds[fault.kind] += 1
             say(f"{fault.kind} {fault.part} of {victim.worker_id or victim.address}")
             watching = asyncio.ensure_future(self._note_states(fault, victim))
@@ -56,22 +58,34 @@ class FaultInjector:
     def _processes(self, role: str) -> list[ReadyLine]:
         return self._cluster.routers if role == "router" else self._cluster.workers_of(Role(role))
 
+    async def _aim(self, fault: Fault, victim: ReadyLine) -> None:
+        """Wait a moment for a handoff to be in the state that was hit least often so far."""
+        wanted = min(STATES, key=self._tally.states.__getitem__)
+        for _ in range(AIM_LOOKS if fault.role != "router" else 0):
+            if wanted in await self._states(fault, victim):
+                return
+            await asyncio.sleep(LOOK_SECONDS)
+
     async def _note_states(self, fault: Fault, victim: ReadyLine) -> None:
-        """Which states handoffs are in from just before the fault until it is mended: those on a
-        decode worker that is hit, or on all of them when a prefill worker is.
-        """
-        if fault.role == "router":
-            return
-        hit = [victim] if fault.role == "decode" else self._processes("decode")
+        """Which states handoffs are in from just before the fault until it is mended."""
         seen: set[str] = set()
         while True:
-            for worker in hit:
-                with contextlib.suppress(OSError, TimeoutError):
-                    page = await scrape(worker.metrics)
-                    now = {state for state in STATES if gauge(page, "handoffs", state=state)}
-                    self._tally.states.update(now - seen)
-                    seen |= now
+            now = await self._states(fault, victim)
+            self._tally.states.update(now - seen)
+            seen |= now
             await asyncio.sleep(LOOK_SECONDS)
+
+    async def _states(self, fault: Fault, victim: ReadyLine) -> set[str]:
+        """Those of handoffs on a decode worker that is hit, or on all of them when a prefill worker
+        is; a router has none.
+        """
+        found: set[str] = set()
+        hit = [victim] if fault.role == "decode" else self._processes("decode")
+        for worker in hit if fault.role != "router" else ():
+            with contextlib.suppress(OSError, TimeoutError):
+                page = await scrape(worker.metrics)
+                found.update(state for state in STATES if gauge(page, "handoffs", state=state))
+        return found
 
     # --- what is done ---------------------------------------------------------------------------
 
