@@ -43,7 +43,7 @@ class WorkerSilentError(WorkerLostError):
 
 Call = grpc.aio.UnaryStreamCall[worker_pb2.DecodeRequest, worker_pb2.DecodeEvent]
 END_TIMEOUT = 1.0  # seconds
-SILENCE = 1.0  # seconds that a call may go on without a word while the worker's reports have ended
+SILENCE = 1.0  # seconds without a word, neither here nor in a report, after which a call is lost
 LOST_CODES = (Code.UNAVAILABLE, Code.CANCELLED)
 BROKEN = (
     grpc.StatusCode.INTERNAL,
@@ -62,7 +62,7 @@ class DecodeCall:
         # index of the next token of each sample that has not ended
         self._next_index = dict.fromkeys(samples, len(request.output_token_ids))
         self._call: Call | None = None
-        self._heard = 0  # events
+        self._heard_at = 0.0  # when the last event came, on the loop's clock
         self._given_up = False
 
     @property
@@ -76,12 +76,13 @@ class DecodeCall:
         Raises the worker's own error, WorkerLostError when it went away, and a plain TasukiError
         for a stream that breaks the rules. Use with `contextlib.aclosing`.
         """
+        self._heard_at = asyncio.get_running_loop().time()
         call = self._call = self._worker.stub.Decode(decode_request_to_proto(self._request))
         self._worker.on_loss.add(self._doubt)
         try:
             while True:
                 event = await self._read(call)
-                self._heard += 1
+                self._heard_at = asyncio.get_running_loop().time()
                 if isinstance(event, TokensEvent | FinishedEvent):
                     self._check(event)
                 yield event
@@ -93,15 +94,19 @@ class DecodeCall:
             self._call = None
             call.cancel()
 
-    def _doubt(self) -> None:
-        """Nothing is heard of the worker: this call must soon tell something, or is given up."""
-        asyncio.get_running_loop().call_later(SILENCE, self._give_up, self._heard)
+    def _doubt(self, silent: float) -> None:
+        """No report came for `silent` seconds, or the worker's watch ended: this call must soon
+        tell something, if it has not just done so, or is given up.
+        """
+        loop = asyncio.get_running_loop()
+        quiet = min(silent, loop.time() - self._heard_at)
+        loop.call_later(max(0.0, SILENCE - quiet), self._give_up, self._heard_at)
 
-    def _give_up(self, heard: int) -> None:
+    def _give_up(self, heard_at: float) -> None:
         if self._call is None or self._worker.live:
             return
-        if self._heard > heard:
-            self._doubt()
+        if self._heard_at > heard_at:
+            self._doubt(SILENCE)
         else:
             self._given_up = True
             self._call.cancel()

@@ -68,7 +68,8 @@ class WatchedWorker:
         self.stub = worker_pb2_grpc.WorkerStub(channel)
         self.live = False
         self.reports = 0
-        self.on_loss: set[Callable[[], None]] = set()  # called when nothing is heard of it any more
+        # called when nothing is heard of it any more, with for how many seconds that has been so
+        self.on_loss: set[Callable[[float], None]] = set()
         self._channel = channel
         self._model_id = model_id
         self._limits = limits
@@ -160,20 +161,20 @@ class WatchedWorker:
         failures = 0
         while True:
             before = self.reports
-            why = await self._watch_once()
+            why, silent = await self._watch_once()
             if self.live:
                 self.live = False
                 self._on_change()
                 for tell in list(self.on_loss):
-                    tell()
+                    tell(silent)
             if why != self._last_words:  # once, not once per attempt
                 log.warning("watch of %s worker %s ended: %s", self.role, self.address, why)
                 self._last_words = why
             failures = 0 if self.reports > before else min(failures + 1, 10)
             await asyncio.sleep(min(FIRST_RETRY * 2**failures, LAST_RETRY))
 
-    async def _watch_once(self) -> str:
-        """One stream, until it ends; returns why it did."""
+    async def _watch_once(self) -> tuple[str, float]:
+        """One stream, until it ends; returns why it did, and seconds of silence before that."""
         call = self.stub.Watch(self._requests())
         try:
             limit = self._limits.connect
@@ -181,15 +182,15 @@ class WatchedWorker:
                 async with asyncio.timeout(limit):
                     report = await call.read()
                 if not isinstance(report, worker_pb2.LoadReport):  # EOF
-                    return "the worker ended the stream"
+                    return "the worker ended the stream", 0.0
                 self._take(report_from_proto(report))
                 limit = self._limits.report
         except TimeoutError:
-            return f"no load report for {limit} s"
+            return f"no load report for {limit} s", limit
         except grpc.aio.AioRpcError as error:
-            return f"{error.code().name}: {error.details()}"
+            return f"{error.code().name}: {error.details()}", 0.0
         except (WatchError, InvalidRequestError) as error:
-            return str(error)
+            return str(error), 0.0
         finally:
             call.cancel()
 

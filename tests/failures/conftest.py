@@ -20,7 +20,7 @@ from router.config import RouterConfig
 from tasuki.client import Client
 from tasuki.config import WorkerConfig
 from tasuki.convert.tiny import make_tiny
-from tests.failures.struck import NEXT, PROMPT, Struck
+from tests.failures.struck import NEXT, PEER_TIMEOUT, PROMPT, REPORT_TIMEOUT, Struck
 from tests.leftovers import SETTLE_SECONDS, look
 
 BLOCK_BYTES = 12288  # of the tiny model
@@ -33,11 +33,13 @@ WORKER = WorkerConfig(
     window_bytes=8 * BLOCK_BYTES,  # what a slow link still owes when nobody wants it any more
     kv_blocks=160,  # the longest request needs 128
     prefix_caching=False,
-    peer_timeout=1.5,
+    peer_timeout=PEER_TIMEOUT,
     handoff_timeout=1.5,
     reserve_timeout=1.0,
 )
-ROUTER = RouterConfig(decode_workers="127.0.0.1:1", report_timeout=2.0, split_min_tokens=1)
+ROUTER = RouterConfig(
+    decode_workers="127.0.0.1:1", report_timeout=REPORT_TIMEOUT, split_min_tokens=1
+)
 
 
 @pytest.fixture(scope="session")

@@ -41,6 +41,12 @@ LONG = 800  # output tokens: so many that there is an "amid"
 SECONDS = 60.0
 CRAWL = 20  # blocks a second that a slow link lets through
 CUT = 1e-3  # bytes a second: nothing
+PEER_TIMEOUT = 1.5
+REPORT_TIMEOUT = 2.0
+DEATH_SECONDS = 1.0  # in which a death is noticed
+LOOK_SECONDS = (
+    0.7  # what an engine's next look, a report and a scrape of ours may take on a busy core
+)
 STATES = ("queued", "reserved", "dispatched", "transferring", "committed", "abandoned")
 
 
@@ -176,6 +182,16 @@ class Struck:
         self, process: ReadyLine, wanted: Callable[[Metrics], bool], what: str
     ) -> Metrics:
         return await scrape_until(process.metrics, wanted, what, SECONDS / 2)
+
+    async def noticed(
+        self, process: ReadyLine, counter: str, before: float, within: float, **labels: str
+    ) -> None:
+        """A death, or a silence, that has just begun shows in a counter of `process` in time."""
+        begin = time.monotonic()
+        await self.until(process, lambda m: m.total(counter, **labels) > before, counter)
+        seconds = time.monotonic() - begin
+        print(f"{counter} {labels}: noticed after {seconds:.2f} s")
+        assert seconds < within
 
     async def until_handoff(self, state: str) -> None:
         await self.until(

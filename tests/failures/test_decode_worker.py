@@ -10,18 +10,19 @@ from typing import Any
 
 import pytest
 
-from tests.failures.struck import LONG, STREAM, Struck
+from tests.failures.struck import DEATH_SECONDS, LONG, LOOK_SECONDS, REPORT_TIMEOUT, STREAM, Struck
 from tests.integration.scrape import scrape
 from tests.integration.streams import ask_samples, prompt
 
 pytestmark = [pytest.mark.dist, pytest.mark.asyncio(loop_scope="session")]
 
+MIGRATIONS = "migrations_total"
 SAMPLED = {"temperature": 0.9, "presence_penalty": 0.5, "seed": 11, "logprobs": 2}
 
 
 async def migrations(struck: Struck, reason: str) -> float:
     metrics = await scrape(struck.cluster.router.metrics)
-    return metrics.total("migrations_total", reason=reason)
+    return metrics.total(MIGRATIONS, reason=reason)
 
 
 async def killed(struck: Struck, state: str, what: str) -> None:
@@ -32,9 +33,10 @@ async def killed(struck: Struck, state: str, what: str) -> None:
     async with struck.held(state, what) as asked:
         assert asked.tokens == expected[: len(asked.tokens)]
         await struck.signal_engine(struck.decode, signal.SIGKILL)
+        router = struck.cluster.router
+        await struck.noticed(router, MIGRATIONS, before, DEATH_SECONDS, reason="decode_died")
         answer = await asked.answer()
     assert answer.token_ids == expected
-    assert await migrations(struck, "decode_died") > before
     after = await scrape(struck.decode.metrics)
     assert after.total("engine_restarts_total") == restarts + 1
 
@@ -72,7 +74,7 @@ async def test_killed_mid_decode(struck: Struck) -> None:
     assert [answer.token_ids for answer in answers] == expected
     assert all(len(one.logprobs) == LONG for one in answers[1:])
     assert await samples == wanted
-    assert await migrations(struck, "decode_died") == before + 3
+    assert await migrations(struck, "decode_died") >= before + 3
 
 
 async def test_stopped_and_resumed_in_time(struck: Struck) -> None:
@@ -96,11 +98,8 @@ async def test_stopped_for_long_and_resumed(struck: Struck) -> None:
     asked = struck.ask("decode worker stopped", STREAM, max_tokens=LONG)
     await asked.has_tokens(4)
     async with struck.stopped(struck.decode):
-        await struck.until(
-            struck.cluster.router,
-            lambda m: m.total("migrations_total", reason="stalled") == before + 1,
-            "a migration",
-        )
+        router, within = struck.cluster.router, REPORT_TIMEOUT + LOOK_SECONDS
+        await struck.noticed(router, MIGRATIONS, before, within, reason="stalled")
     answer = await asked.answer()
     assert answer.token_ids == expected
 

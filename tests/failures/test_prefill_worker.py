@@ -10,17 +10,22 @@ from pathlib import Path
 import pytest
 
 from tasuki.messages import Commit, FirstTokenEvent, LinkEnded, LinkSend
-from tests.failures.struck import NEXT, PROMPT, Struck
+from tests.failures.struck import DEATH_SECONDS, LOOK_SECONDS, NEXT, PEER_TIMEOUT, PROMPT, Struck
 from tests.integration.scrape import scrape
 from tests.integration.streams import DEATHS, ask
 from tests.pair.relay import inline_pair
+
+TRIES = 5
+FAILURES = "kv_transfer_failures_total"
 
 pytestmark = [pytest.mark.dist, pytest.mark.asyncio(loop_scope="session")]
 
 
 async def test_killed_before_compute(struck: Struck) -> None:
+    before = (await scrape(struck.decode.metrics)).total(FAILURES)
     async with struck.held("dispatched", "prefill worker killed before compute") as asked:
         await struck.signal_engine(struck.prefill, signal.SIGKILL)
+        await struck.noticed(struck.decode, FAILURES, before, DEATH_SECONDS)
         answer = await asked.answer()
     assert answer.token_ids == await struck.expected()
     assert answer.placement.fallback_reason in DEATHS
@@ -28,13 +33,18 @@ async def test_killed_before_compute(struck: Struck) -> None:
 
 
 async def test_killed_mid_compute(struck: Struck) -> None:
-    before = await scrape(struck.decode.metrics)
-    engine, _ = await struck.target(struck.prefill)
-    asked = struck.ask("prefill worker killed mid-compute")
-    await struck.until_more_kv(before)
-    os.kill(engine, signal.SIGKILL)
-    answer = await asked.answer()
-    assert answer.token_ids == await struck.expected()
+    """A busy core may let it finish before the blow falls: then another one is struck."""
+    for _ in range(TRIES):
+        before = await scrape(struck.decode.metrics)
+        engine, _ = await struck.target(struck.prefill)
+        asked = struck.ask("prefill worker killed mid-compute")
+        await struck.until_more_kv(before)
+        os.kill(engine, signal.SIGKILL)
+        answer = await asked.answer()
+        assert answer.token_ids == await struck.expected()
+        if answer.placement.fallback_reason:
+            break
+        await struck.mended()
     assert answer.placement.fallback_reason in DEATHS
     assert 0 < answer.placement.decode_computed_prompt_tokens < len(PROMPT)
 
@@ -104,10 +114,12 @@ async def test_stopped_and_resumed_in_time(struck: Struck) -> None:
 
 
 async def test_stopped_for_long_and_resumed(struck: Struck) -> None:
+    before = (await scrape(struck.decode.metrics)).total(FAILURES)
     async with (
         struck.held("transferring", "prefill worker stopped") as asked,
         struck.stopped(struck.prefill),
     ):
+        await struck.noticed(struck.decode, FAILURES, before, PEER_TIMEOUT + LOOK_SECONDS)
         answer = await asked.answer()
     assert answer.token_ids == await struck.expected()
     assert answer.placement.fallback_reason == "stalled"
@@ -118,9 +130,9 @@ async def test_restarted_on_the_same_address(struck: Struck) -> None:
     """Killed when it had handed over: that stream goes on, and the next one is local until it is
     there again.
     """
-    expected = await struck.expected(max_tokens=300)
+    expected = await struck.expected(max_tokens=540)
     async with struck.held(
-        "committed", "prefill worker killed after the handoff", max_tokens=300
+        "committed", "prefill worker killed after the handoff", max_tokens=540
     ) as asked:
         struck.cluster.kill(struck.prefill)
         assert await struck.cluster.wait_exit(struck.prefill) == -signal.SIGKILL
