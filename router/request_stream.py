@@ -64,6 +64,7 @@ class RouterParts:
     placer: Placer
     recorder: Recorder
     tokenizer: Tokenizer
+    vocab_size: int
     clock: Clock
     max_migrations: int
 
@@ -81,6 +82,7 @@ class RequestStream:
         self._placer = parts.placer
         self._recorder = parts.recorder
         self._tokenizer = parts.tokenizer
+        self._vocab_size = parts.vocab_size
         self._clock = parts.clock
         self._max_migrations = parts.max_migrations
         self._deadline = deadline
@@ -217,6 +219,7 @@ class RequestStream:
             decode_request(
                 placed.placement, generation, answer, sample_index, max(self._time_left(), 0.001)
             ),
+            self._vocab_size,
         )
         async with contextlib.aclosing(call.events()) as events:
             async for event in events:
