@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from decode.endings import LINK_FAILURES, LOCAL_ENDINGS, RETRIED, fallback_reason
+from decode.first_tokens import can_be
 from decode.streams import DecodeStream, Dispatch, Streams
 from tasuki.config import WorkerConfig
 from tasuki.engine.core import Host
@@ -185,8 +186,8 @@ class Handoffs:
         if stream.request.output_token_ids:
             self.stale += 1  # said twice: the first one is final
             return
-        if len(event.token_ids) != stream.request.num_choices:
-            self.fall_back(stream, AbandonReason.REFUSED, now)  # it knows no samples
+        if not can_be(event, stream.request, self._engine.model.config.vocab_size):
+            self.fall_back(stream, AbandonReason.REFUSED, now)  # it knows no samples, say
             return
         dispatch.handoff.first_token(now)
         stream.cached_tokens = event.cached_tokens

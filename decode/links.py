@@ -37,7 +37,7 @@ class Retry:
     """A link that was lost, or did not open, and when to try again."""
 
     epoch: int  # of the prefill worker
-    failures: int  # in a row
+    pause: float  # seconds; doubles with every failure in a row
     at: float
     message: str
 
@@ -149,11 +149,12 @@ class ReceivingLinks:
     def _retry_later(self, target: PrefillTarget, event: LinkFailed) -> None:
         """Pauses double with every attempt in a row that failed."""
         last = self._retries.get(target.worker_id)
-        failures = 1 if last is None or last.epoch != target.worker_epoch else last.failures + 1
-        pause = min(FIRST_RETRY * 2 ** (failures - 1), LAST_RETRY)
+        pause = FIRST_RETRY
+        if last is not None and last.epoch == target.worker_epoch:
+            pause = min(2 * last.pause, LAST_RETRY)
         if last is None or last.message != event.message:  # once, not once per attempt
             log.warning("the link to %s was lost: %s", target.worker_id, event.message)
-        retry = Retry(target.worker_epoch, failures, self._clock() + pause, event.message)
+        retry = Retry(target.worker_epoch, pause, self._clock() + pause, event.message)
         self._retries[target.worker_id] = retry
 
     def reports(self) -> list[LinkReport]:

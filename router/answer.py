@@ -101,6 +101,12 @@ class Answer:
         """Whether any of them, told by this router or by one before."""
         return any(self.token_ids.values())
 
+    def num_tokens(self, sample_index: int | None) -> int:
+        """Of one sample; None: of all."""
+        if sample_index is not None:
+            return len(self.token_ids[sample_index])
+        return sum(map(len, self.token_ids.values()))
+
     def delta(self, event: TokensEvent) -> inference_pb2.GenerateResponse:
         """The tokens up to the one that completed a stop string, if one did."""
         if event.index == 0 and event.sample_index == 0:

@@ -55,6 +55,7 @@ class Router:
             self.placer,
             Recorder(self.metrics, config.setup),
             model.tokenizer,
+            model.vocab_size,
             monotonic,
             config.max_migrations,
         )

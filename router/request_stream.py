@@ -64,6 +64,7 @@ class RouterParts:
     placer: Placer
     recorder: Recorder
     tokenizer: Tokenizer
+    vocab_size: int
     clock: Clock
     max_migrations: int
 
@@ -81,6 +82,7 @@ class RequestStream:
         self._placer = parts.placer
         self._recorder = parts.recorder
         self._tokenizer = parts.tokenizer
+        self._vocab_size = parts.vocab_size
         self._clock = parts.clock
         self._max_migrations = parts.max_migrations
         self._deadline = deadline
@@ -148,14 +150,14 @@ class RequestStream:
         worker = None if lost is None else lost.charge.decode
         placed, losses = await self._place_one(generation, answer, sample_index, worker), 0
         while True:
-            before = len(answer.token_ids[sample_index])
+            before = answer.num_tokens(sample_index)
             failure = await self._attempt(placed, generation, answer, sample_index)
             if failure is None:
                 return
             if isinstance(failure, Refusal):
                 placed = await self._placer.place_again(placed)
                 continue
-            losses = 1 if len(answer.token_ids[sample_index]) > before else losses + 1
+            losses = 1 if answer.num_tokens(sample_index) > before else losses + 1
             self._note_loss(failure, losses)
             worker = placed.charge.decode
             placed = await self._place_one(generation, answer, sample_index, worker)
@@ -167,7 +169,7 @@ class RequestStream:
         sample_index: int,
         lost: WatchedWorker | None,
     ) -> Placed:
-        known = len(answer.token_ids[sample_index])
+        known = answer.num_tokens(sample_index)
         request = PlacementRequest(
             generation.prompt_len + known,
             max(generation.sampling.max_tokens - known, 0),
@@ -191,14 +193,14 @@ class RequestStream:
         if not self._timeline.num_tokens:
             self._timeline.placed = self._clock()
         self._on_worker = True
-        before = self._timeline.num_tokens
+        before = answer.num_tokens(sample_index)  # others that go on get theirs meanwhile
         try:
             async with asyncio.timeout(max(self._time_left(), 0.0) + GRACE):
                 await self._stream(placed, generation, answer, sample_index)
         except TimeoutError:
             raise DeadlineError("the request's deadline passed while it was served") from None
         except TasukiError as error:
-            if error.reason in PLACED_ELSEWHERE and self._timeline.num_tokens == before:
+            if error.reason in PLACED_ELSEWHERE and answer.num_tokens(sample_index) == before:
                 self._on_worker = False
                 return Refusal()
             if isinstance(error, WorkerLostError):
@@ -217,6 +219,7 @@ class RequestStream:
             decode_request(
                 placed.placement, generation, answer, sample_index, max(self._time_left(), 0.001)
             ),
+            self._vocab_size,
         )
         async with contextlib.aclosing(call.events()) as events:
             async for event in events:

@@ -54,9 +54,10 @@ BROKEN = (
 class DecodeCall:
     """Iterate `events()` once; leaving it early cancels the request on the worker at once."""
 
-    def __init__(self, worker: WatchedWorker, request: DecodeRequest) -> None:
+    def __init__(self, worker: WatchedWorker, request: DecodeRequest, vocab_size: int) -> None:
         self._worker = worker
         self._request = request
+        self._vocab_size = vocab_size
         self._name = f"decode worker {worker.snapshot.worker_id}"
         samples = range(request.sampling.n) if request.sampling.n > 1 else [request.sample_index]
         # index of the next token of each sample that has not ended
@@ -79,6 +80,8 @@ class DecodeCall:
         self._heard_at = asyncio.get_running_loop().time()
         call = self._call = self._worker.stub.Decode(decode_request_to_proto(self._request))
         self._worker.on_loss.add(self._doubt)
+        if not self._worker.live:
+            self._doubt()  # it was lost since it was chosen
         try:
             while True:
                 event = await self._read(call)
@@ -117,8 +120,9 @@ class DecodeCall:
         except grpc.aio.AioRpcError as error:
             raise self._explain(error) from None
         except asyncio.CancelledError:
-            if not self._given_up:
-                raise
+            task = asyncio.current_task()
+            if not self._given_up or (task is not None and task.cancelling()):
+                raise  # the caller goes away, be it in the very moment in which we give up
             raise WorkerSilentError(f"{self._name} is silent: stopped, or cut off") from None
         if not isinstance(message, worker_pb2.DecodeEvent):  # EOF
             raise WorkerLostError(f"{self._name} ended the stream before the request was finished")
@@ -139,6 +143,8 @@ class DecodeCall:
                 raise self._broken(
                     f"a usage of {event.output_tokens} output tokens, not {expected}"
                 )
+            if event.prompt_tokens != len(self._request.prompt_token_ids):
+                raise self._broken(f"a usage of {event.prompt_tokens} prompt tokens")
             del self._next_index[sample]
             return
         if event.index != expected or not event.token_ids:
@@ -146,9 +152,27 @@ class DecodeCall:
                 f"{len(event.token_ids)} tokens from index {event.index}; "
                 f"expected at least one from index {expected}"
             )
+        self._check_contents(event)
         self._next_index[sample] = expected + len(event.token_ids)
         if self._next_index[sample] > most:
             raise self._broken(f"more than {most} tokens")
+
+    def _check_contents(self, event: TokensEvent) -> None:
+        """Ids that the model has, and of logprobs what was asked for: those of the prompt once,
+        with its first token.
+        """
+        if max(event.token_ids) >= self._vocab_size:  # the wire type is unsigned
+            raise self._broken(f"token {max(event.token_ids)}; the ids end at {self._vocab_size}")
+        sampling = self._request.sampling
+        first = not event.index and event.sample_index == self._request.sample_index
+        told = sampling.prompt_logprobs is not None and first
+        wanted = len(self._request.prompt_token_ids) - 1 if told else 0
+        each = [] if sampling.logprobs is None else event.token_ids
+        if [one.token_id for one in event.logprobs] != each or wanted != len(event.prompt_logprobs):
+            raise self._broken(
+                f"logprobs of {len(event.logprobs)} tokens and of {len(event.prompt_logprobs)} of "
+                f"the prompt; expected {len(each)} and {wanted}"
+            )
 
     def _explain(self, status: grpc.aio.AioRpcError) -> TasukiError:
         """Name the worker where the error is about it and not about the request."""

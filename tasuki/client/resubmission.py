@@ -69,7 +69,7 @@ class Resubmission:
             return None
         if now - self._lost_at >= self._patience:
             return None
-        rounds = (self._failures - 1) // self._num_targets
+        rounds = min((self._failures - 1) // self._num_targets, 10)
         return 0.0 if untried else min(FIRST_PAUSE * 2.0**rounds, LAST_PAUSE)
 
 

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from tasuki.client import Client, GenerateOutput
-from tasuki.client.resubmission import ACCEPTED_KEY, Resubmission, is_loss
+from tasuki.client.resubmission import ACCEPTED_KEY, LAST_PAUSE, Resubmission, is_loss
 from tasuki.errors import ConfigError, DeadlineError, UnavailableError
 from tasuki.messages import FinishReason
 from tasuki.v1 import common_pb2, inference_pb2, inference_pb2_grpc
@@ -167,6 +167,15 @@ def test_samples_are_counted_one_by_one() -> None:
 def rpc_error(code: grpc.StatusCode, reason: str = "") -> grpc.aio.AioRpcError:
     trailing = grpc.aio.Metadata(*([("tasuki-reason", reason)] if reason else []))
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailing)
+
+
+def test_a_patient_client_tries_for_hours() -> None:
+    attempts = Resubmission(inference_pb2.GenerateRequest(), 1, 1e6)
+    attempts.accepted()
+    lost = rpc_error(grpc.StatusCode.UNAVAILABLE)
+    pauses = [attempts.pause(lost, float(now)) for now in range(2000)]
+    assert pauses[:3] == [0.05, 0.1, 0.2]
+    assert pauses[-1] == LAST_PAUSE
 
 
 @pytest.mark.parametrize(

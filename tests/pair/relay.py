@@ -96,6 +96,7 @@ class InlinePair:
         self.changed = asyncio.Condition()
         self.first_tokens: list[FirstTokenEvent] = []  # as the prefill worker told them
         self.first_tokens_passed_on = 64
+        self.rewritten: Callable[[FirstTokenEvent], FirstTokenEvent] = lambda event: event
         self.is_lost: Callable[[Any], bool] = lambda message: False  # what is never passed on
         self.streams: dict[int, asyncio.Queue[Any]] = {}
         self._handoff_of: dict[int, str] = {}
@@ -198,7 +199,7 @@ class InlinePair:
             if self.is_lost(event):
                 return
             few = event.token_ids[: self.first_tokens_passed_on]
-            event = msgspec.structs.replace(event, token_ids=few)
+            event = self.rewritten(msgspec.structs.replace(event, token_ids=few))
         if isinstance(event, FailedEvent | PrefillDoneEvent):
             del self._handoff_of[stream_id]
             error = event.error if isinstance(event, FailedEvent) else None

@@ -7,15 +7,17 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from tasuki.messages import FinishReason, PrefillDoneEvent
+from tasuki.messages import FinishReason, PrefillDoneEvent, TokenLogprob
 from tasuki.transfer.connectors.loopback_fault import PlannedFault, Verdict
 from tests.integration.streams import prompt
 from tests.pair.relay import InlinePair, inline_pair
 
 PROMPT = prompt(300)
 BLOCKS = 19
+LOGPROB = TokenLogprob(token_id=299, logprob=-1.0, rank=3, top_token_ids=[], top_logprobs=[])
 
 
 async def undisturbed(model: Path) -> list[int]:
@@ -120,6 +122,35 @@ async def test_a_prefill_worker_that_refuses_is_replaced(tiny_model: Path) -> No
         assert outcome.fallback == "refused"
         assert outcome.finished is not None
         assert outcome.finished.computed_prompt_tokens == len(PROMPT)
+        await settled(pair)
+
+
+NONSENSE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "no such token": ({}, {"token_ids": [300_000]}),
+    "no token": ({}, {"token_ids": []}),
+    "two tokens": ({}, {"token_ids": [5, 6]}),
+    "unasked logprobs": ({}, {"logprobs": [LOGPROB]}),
+    "no logprobs": ({"logprobs": 2}, {"logprobs": []}),
+    "those of another token": ({"logprobs": 2}, {"logprobs": [LOGPROB]}),
+    "no logprobs of the prompt": ({"prompt_logprobs": 0}, {"prompt_logprobs": []}),
+    "unasked logprobs of the prompt": ({}, {"prompt_logprobs": [LOGPROB] * 299}),
+    "more cached than there is": ({}, {"cached_tokens": 301}),
+}
+
+
+@pytest.mark.parametrize(("asked", "said"), NONSENSE.values(), ids=NONSENSE)
+async def test_first_tokens_that_cannot_be_are_not_taken(
+    tiny_model: Path, asked: dict[str, Any], said: dict[str, Any]
+) -> None:
+    """They would end this engine, or reach a client."""
+    async with inline_pair(tiny_model) as pair:
+        expected = await pair.ask(PROMPT, split=False, **asked)
+        pair.rewritten = lambda event: msgspec.structs.replace(event, **said)
+        outcome = await pair.ask(PROMPT, **asked)
+        assert outcome.fallback == "refused"
+        assert outcome.token_ids == expected.token_ids
+        assert outcome.logprobs == expected.logprobs
+        assert outcome.prompt_logprobs == expected.prompt_logprobs
         await settled(pair)
 
 

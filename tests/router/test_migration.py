@@ -9,12 +9,12 @@ from typing import Any
 import grpc
 import pytest
 
-from tasuki.errors import UnavailableError
+from tasuki.errors import QueueFullError, UnavailableError
 from tasuki.messages import DecodeRequest, TokensEvent
 from tasuki.v1 import inference_pb2
 from tasuki.wire.decode import WireDecodeEvent
 from tests.router.conftest import Harness, MakeHarness
-from tests.router.fake_worker import Script, finished, spell, wait_until
+from tests.router.fake_worker import Script, finished, place_event, spell, wait_until
 
 PROMPT = list(range(100))
 ALPHABET = list(range(65, 91))
@@ -223,3 +223,31 @@ async def test_what_cannot_have_been_answered_is_refused(
             await h.resume(has, token_ids=PROMPT, max_tokens=3)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert words in (caught.value.details() or "")
+
+
+async def test_a_full_worker_refuses_one_sample_while_another_goes_on(harness: MakeHarness) -> None:
+    refusing, told = asyncio.Event(), asyncio.Event()
+
+    async def full(request: DecodeRequest) -> AsyncIterator[WireDecodeEvent]:
+        refusing.set()
+        await told.wait()
+        raise QueueFullError("enough wait here")
+        yield place_event(request)
+
+    async def slow(request: DecodeRequest) -> AsyncIterator[WireDecodeEvent]:
+        await refusing.wait()
+        async for event in spell(request):
+            yield event
+
+    async with harness(decode=2) as h:
+        h.decodes[0].script, h.decodes[1].script = slow, full
+        has = [outputs(65, sample=0), outputs(66, sample=1)]
+        call = h.generate(outputs=has, token_ids=PROMPT, max_tokens=3, n=2, temperature=1.0)
+        messages = [await call.read()]
+        h.decodes[1].script = spell
+        told.set()
+        messages += await rest(call)
+        assert sorted(messages[0].token_ids) in ([66], [67])
+        for sample in (0, 1):
+            ids = [i for m in messages if m.sample_index == sample for i in m.token_ids]
+            assert ids == [66 + sample, 67 + sample]
