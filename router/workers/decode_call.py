@@ -81,7 +81,7 @@ class DecodeCall:
         call = self._call = self._worker.stub.Decode(decode_request_to_proto(self._request))
         self._worker.on_loss.add(self._doubt)
         if not self._worker.live:
-            self._doubt()  # it was lost since it was chosen
+            self._doubt(0.0)  # it was lost since it was chosen
         try:
             while True:
                 event = await self._read(call)

@@ -108,7 +108,7 @@ async def test_a_cancel_in_the_moment_of_giving_up_is_a_cancel(
         reading = asyncio.create_task(anext(events))
         await wait_until(lambda: h.decodes[0].running == 1, "it is called")
 
-        def leave() -> None:
+        def leave(silent: float) -> None:
             asyncio.get_running_loop().call_later(0.0, reading.cancel)  # with its own giving up
 
         worker.on_loss.add(leave)
