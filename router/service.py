@@ -76,6 +76,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 "this router is going away; send the request to another one",
                 reason=RejectionReason.DRAINING,
             )
+        if request.outputs:  # the router before knew what fits, and clipped an unset max_tokens
+            await self._registry.wait_capacity(self._config.queue_timeout)
         return await read_generation(
             request,
             self._model,

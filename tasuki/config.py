@@ -253,7 +253,7 @@ class WorkerConfig:
     host: str = setting("127.0.0.1", "Address to listen on.")
     port: int = setting(0, "gRPC port; 0 takes a free one.")
     metrics_port: int = setting(0, "Port of /metrics, /healthz and /readyz; 0 takes a free one.")
-    worker_id: str = setting("", "Stable name of the worker. Empty: its host:port.")
+    worker_id: str = setting("", "Stable name of the worker, no other's. Empty: host:port.")
     threads: int = setting(1, "Compute threads of the engine.")
     cpus: str = setting("", "Cores the worker is pinned to, such as 0 or 0,2-3.", metavar="LIST")
     block_size: int = setting(16, "Positions per KV block.")

@@ -6,6 +6,7 @@ Tells decode workers which prefill workers there are; knows nothing about reques
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -33,6 +34,7 @@ class Registry:
         connect: Connect,
     ) -> None:
         self._subscribers: list[Callable[[], None]] = []
+        self._sized = asyncio.Event()  # some decode worker has reported
         roles = [(address, Role.PREFILL) for address in prefill_addresses]
         roles += [(address, Role.DECODE) for address in decode_addresses]
         self._workers = {
@@ -88,6 +90,12 @@ class Registry:
         ]
         return max(sizes, default=None)
 
+    async def wait_capacity(self, seconds: float) -> None:
+        """Until it is known; gives up after `seconds`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._sized.wait()
+
     @property
     def has_decode_worker(self) -> bool:
         return any(worker.role is Role.DECODE and worker.usable for worker in self.snapshots())
@@ -133,6 +141,8 @@ class Registry:
         return {"workers": json.dumps(described), "links": json.dumps(sorted(links))}
 
     def _changed(self) -> None:
+        if not self._sized.is_set() and self.capacity() is not None:
+            self._sized.set()
         targets = [
             worker.target
             for worker in self.snapshots()

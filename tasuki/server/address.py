@@ -14,6 +14,14 @@ def join_host_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def default_name(host: str, port: int) -> str:
+    """`host:port`, with this machine's name for a host that means every address: all workers that
+    listen so would have one name.
+    """
+    everywhere = host in ("", "0.0.0.0", "::")
+    return join_host_port(socket.gethostname() if everywhere else host, port)
+
+
 def require_port(flag: str, port: int) -> None:
     """Raise ConfigError unless `port` can be one; 0 stands for any free one."""
     if not 0 <= port < 65536:

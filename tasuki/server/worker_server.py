@@ -34,6 +34,7 @@ from tasuki.messages import (
     ToEngine,
 )
 from tasuki.metrics import WorkerMetrics
+from tasuki.server.address import default_name
 from tasuki.server.engine_commands import EngineCommands
 from tasuki.server.engine_feed import EngineFeed
 from tasuki.server.grpc_server import GrpcServer
@@ -69,7 +70,9 @@ class WorkerServer:
         self.grpc = GrpcServer(services, self._describe, self._reset_prefix_cache)
         address = self.grpc.bind(config.host, config.port)
         config = dataclasses.replace(
-            config, port=self.grpc.port, worker_id=config.worker_id or address
+            config,
+            port=self.grpc.port,
+            worker_id=config.worker_id or default_name(config.host, self.grpc.port),
         )
         self._make_engine = make_engine
         self.engine = make_engine(config)

@@ -9,9 +9,13 @@ from typing import Any
 import grpc
 import pytest
 
+from router.config import RouterConfig
+from router.process import Router
+from router.served_model import ServedModel
 from tasuki.errors import QueueFullError, UnavailableError
 from tasuki.messages import DecodeRequest, TokensEvent
-from tasuki.v1 import inference_pb2
+from tasuki.server.grpc_server import internal_channel
+from tasuki.v1 import inference_pb2, inference_pb2_grpc
 from tasuki.wire.decode import WireDecodeEvent
 from tests.router.conftest import Harness, MakeHarness
 from tests.router.fake_worker import Script, finished, place_event, spell, wait_until
@@ -251,3 +255,28 @@ async def test_a_full_worker_refuses_one_sample_while_another_goes_on(harness: M
         for sample in (0, 1):
             ids = [i for m in messages if m.sample_index == sample for i in m.token_ids]
             assert ids == [66 + sample, 67 + sample]
+
+
+async def test_what_fits_is_known_before_a_request_goes_on(
+    harness: MakeHarness, model: ServedModel
+) -> None:
+    """A router that has just begun has heard of no worker; the one before it had."""
+    async with harness() as h:
+        (worker,) = h.decodes
+        await worker.report(total_blocks=126, free_blocks=126)
+        worker.silent = True
+        router = Router(RouterConfig(decode_workers=worker.address), model)
+        await router.start()
+        channel = internal_channel(router.grpc.address)
+        try:
+            request = inference_pb2.GenerateRequest(outputs=[outputs(65, 66)])
+            request.token_ids.ids.extend([1] * 2000)
+            call = inference_pb2_grpc.InferenceStub(channel).Generate(request, timeout=10)
+            await call.initial_metadata()
+            worker.silent = False
+            await worker.report()
+            messages = await rest(call)
+            assert [i for m in messages for i in m.token_ids] == ALPHABET[2:16]
+        finally:
+            await channel.close()
+            await router.stop(grace=0.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -52,7 +53,7 @@ class RunningWorker:
 
 @asynccontextmanager
 async def running(
-    role: Role, *, started: bool = True, epoch: int = 0xABC, restarts: int = 0
+    role: Role, *, started: bool = True, epoch: int = 0xABC, restarts: int = 0, **settings: Any
 ) -> AsyncIterator[RunningWorker]:
     """A started worker; at the end it is closed, and nothing of it may be left. Every engine that
     takes the place of one that died has the next epoch.
@@ -63,7 +64,9 @@ async def running(
         engines.append(FakeEngine(config, epoch=epoch + len(engines)))
         return engines[-1]
 
-    server = WorkerServer(role, WorkerConfig(model="tiny", engine_restarts=restarts), make)
+    server = WorkerServer(
+        role, WorkerConfig(model="tiny", engine_restarts=restarts, **settings), make
+    )
     engine = engines[0]
     channel = internal_channel(server.state.address)
     worker = RunningWorker(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from typing import Any
 
@@ -44,6 +45,14 @@ from tests.server.fake_engine import GREEDY, FakeEngine, finished, tokens
 from tests.server.running_worker import decode_request, rpc_error, running
 from tests.server.test_http_page import get
 from tests.waiting import until
+
+
+async def test_a_worker_that_listens_everywhere_has_a_name_of_its_own() -> None:
+    """Links are replaced by the name of their worker, so no two may share one."""
+    async with running(Role.DECODE, host="0.0.0.0") as worker:
+        host, _, port = worker.server.state.worker_id.rpartition(":")
+        assert host == socket.gethostname()
+        assert port == worker.server.state.address.rpartition(":")[2]
 
 
 def prefill_request() -> worker_pb2.PrefillRequest:
