@@ -9,7 +9,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TextIO
+from typing import NoReturn, TextIO
 
 import msgspec
 
@@ -27,15 +27,18 @@ from cli.say import say, show
 from cli.timeline_table import render
 from cli.up_config import UpConfig
 from tasuki.client import Client
+from tasuki.clock import monotonic
+from tasuki.server.restarts import RestartBudget
 
 HELP = """\
 Starts one router and some workers on this machine, as separate processes on 127.0.0.1, and stays
 until Ctrl-C. The first Ctrl-C gives running requests a moment; a second ends everything at once.
+A process that dies is started again; its requests go on.
 
   tasuki up                           one prefill worker, one decode worker, the demo model
   tasuki up --prefill 2 --decode 3    a larger split cluster
   tasuki up --colocated 2             two decode workers, each computes its own prompts
-  tasuki up --model ~/models/llama    a Hugging Face directory of the Llama family
+  tasuki up --model ~/models/llama    a Hugging Face directory: Llama, Qwen, Mistral
   tasuki up --port 0 --json           a free port, told in one line of JSON: for scripts
 """
 
@@ -66,7 +69,7 @@ class UpRun:
         self._cluster: LocalCluster | None = None
 
     async def serve(self) -> None:
-        """Start everything, say so, and stay; raises ProcessError when any of it ends."""
+        """Start everything, say so, and stay; raises ProcessError when too much of it ends."""
         config = self._config
         config.spec(Path())  # before minutes of work: whether all settings can be used
         check_port_free(LOOPBACK, config.port)
@@ -83,12 +86,26 @@ class UpRun:
                 out = sys.stderr if config.json else sys.stdout
                 await demonstrate(cluster.router_address, out)
             say("Ctrl-C stops it.")
-            raise ProcessError(await cluster.wait_death())
+            await keep_whole(cluster, config.process_restarts)
 
     def kill_all(self) -> None:
         """End every process of the cluster at once."""
         if self._cluster is not None:
             self._cluster.kill_all()
+
+
+async def keep_whole(cluster: LocalCluster, restarts: int) -> NoReturn:
+    """Start again what dies, so often within a minute, as whoever runs a cluster elsewhere does.
+    Raises ProcessError for one death too many, or when one does not start again.
+    """
+    budget = RestartBudget(restarts)
+    while True:
+        process, how = await cluster.wait_loss()
+        if not budget.take(monotonic()):
+            raise ProcessError(f"{how}\nEverything is stopped: see --process-restarts")
+        say(f"{how}\nIt is started again; its requests go on.")
+        await cluster.restart(process)
+        say(f"{process.worker_id or 'the router'} is there again.")
 
 
 def run_up(config: UpConfig) -> int:

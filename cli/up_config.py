@@ -70,6 +70,9 @@ class UpConfig:
     log_dir: str = setting("", "Directory for one log per process. Empty: stderr.", metavar="DIR")
     start_timeout: float = setting(180.0, "Time for all processes to become ready.")
     stop_timeout: float = setting(10.0, "Time for all processes to end before they are killed.")
+    process_restarts: int = setting(
+        5, "Deaths of processes within a minute that are mended by new ones; 0: stop at the first."
+    )
     die_with_parent: int = setting(
         0, "Process id of the parent; stop when it ends, even by SIGKILL. 0: do not.", metavar="PID"
     )
@@ -84,7 +87,7 @@ class UpConfig:
     def __post_init__(self) -> None:
         if not self.model:
             raise ConfigError("--model is empty; expected auto, demo, tiny or a model")
-        for name in ("prefill", "colocated", "kv_blocks", "die_with_parent"):
+        for name in ("prefill", "colocated", "kv_blocks", "process_restarts", "die_with_parent"):
             self._at_least(name, 0)
         for name in ("decode", "threads", "block_size"):
             self._at_least(name, 1)

@@ -24,7 +24,7 @@ from cli.cluster.readiness import missing_parts
 from cli.cluster.ready_line import ReadyLine
 from router.config import RouterConfig
 from tasuki.config import WorkerConfig, to_args
-from tasuki.errors import DeadlineError, UnavailableError
+from tasuki.errors import TasukiError
 from tasuki.messages import Role
 
 T = TypeVar("T")
@@ -98,6 +98,14 @@ class LocalCluster:
 
     async def wait_death(self) -> str:
         """Wait until a process ends that nobody ended on purpose; says which, and how."""
+        return (await self._wait_death()).describe()
+
+    async def wait_loss(self) -> tuple[ReadyLine, str]:
+        """The same, of a cluster that has started: which, for `restart`, and how."""
+        child = await self._wait_death()
+        return self._ready[child.name], child.describe()
+
+    async def _wait_death(self) -> Child:
         waits = {
             asyncio.ensure_future(child.wait()): child
             for child in self._children.values()
@@ -109,9 +117,9 @@ class LocalCluster:
                 for future in done:
                     child = waits.pop(future)
                     if not child.killed_on_purpose:
-                        return child.describe()
+                        return child
             # Whoever ended them all on purpose does not want to hear of it.
-            never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+            never: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
             return await never
         finally:
             await _cancel(*waits)
@@ -216,7 +224,7 @@ class LocalCluster:
     async def _poll(self) -> None:
         self._missing = "an answer from the router"
         while self._missing:
-            with contextlib.suppress(UnavailableError, DeadlineError):
+            with contextlib.suppress(TasukiError):  # it may be starting, or ending, just now
                 self._missing = await self._probe(
                     self.router_address, self.spec.prefill, self.spec.decode
                 )

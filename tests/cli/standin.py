@@ -55,8 +55,9 @@ def main() -> int:
     ended = threading.Event()
     signal.signal(signal.SIGTERM, signal.SIG_IGN if "deaf" in habits else lambda *_: ended.set())
     engine = start_engine(lifeline) if "engine" in habits else 0
+    port = int(value("port", "0")) or os.getpid() % 60_000 + 1  # its own, and kept by a successor
     line = {
-        "role": role, "worker_id": value("worker-id"), "address": f"127.0.0.1:{os.getpid()}",
+        "role": role, "worker_id": value("worker-id"), "address": f"127.0.0.1:{port}",
         "metrics": "127.0.0.1:1", "pid": os.getpid(), "engine_pid": engine,
     }  # fmt: skip
     text = "not json" if "garbage" in habits else json.dumps(line)

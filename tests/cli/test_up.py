@@ -147,12 +147,31 @@ def test_a_parent_that_is_gone_already_is_noticed(start: Start) -> None:
     assert "may have ended already" in err
 
 
-def test_a_process_that_dies_ends_the_run_with_a_word(start: Start, tmp_path: Path) -> None:
+def test_a_process_that_dies_is_started_again(start: Start, tmp_path: Path) -> None:
     up = start("--json", f"--log-dir={tmp_path / 'logs'}", habits=WITH_ENGINES)
+    ready = up.ready_line()
+    router = next(pid for pid in recorded(up.pids_file)[::-1] if pid in running([pid]))
+    assert up.process.stderr is not None
+    for pid, name in ((ready["workers"][1]["pid"], b"decode-0"), (router, b"the router")):
+        os.kill(pid, signal.SIGKILL)
+        while not (line := up.process.stderr.readline()).startswith(name + b" is there again"):
+            assert line, "it ended"
+    assert len(running(recorded(up.pids_file))) == EVERYONE
+    assert len(recorded(up.pids_file)) == EVERYONE + 3  # a server, its engine, and a router
+    up.process.send_signal(signal.SIGINT)
+    assert up.end()[0] == 0
+    assert running(recorded(up.pids_file)) == []
+
+
+def test_one_death_too_many_ends_the_run_with_a_word(start: Start, tmp_path: Path) -> None:
+    up = start(
+        "--json", f"--log-dir={tmp_path / 'logs'}", "--process-restarts=0", habits=WITH_ENGINES
+    )
     ready = up.ready_line()
     os.kill(ready["workers"][1]["pid"], signal.SIGKILL)
     code, _, err = up.end()
     assert code == 1
+    assert "--process-restarts" in err
     assert "decode-0" in err
     assert "SIGKILL" in err
     assert running(recorded(up.pids_file)) == []
