@@ -65,7 +65,7 @@ class SendingLinks:
         link = self._links.get(link_id)
         if link is None:
             return  # it failed meanwhile
-        if isinstance(message, LinkHello):
+        if isinstance(message, LinkHello) and link.accepts(message):
             self._fence_older(link, message.decode_worker_id)
         link.on_message(message)
 

@@ -14,7 +14,6 @@ from functools import partial
 from tasuki.clock import Clock
 from tasuki.errors import FenceLostError, TransferError
 from tasuki.kv.cache import KVCache
-from tasuki.kv.layout import require_same_layout
 from tasuki.messages import (
     Abandoned,
     Announce,
@@ -31,6 +30,7 @@ from tasuki.messages import (
 from tasuki.reasons import AbandonReason
 from tasuki.transfer.connector import Connector
 from tasuki.transfer.digest import Digest, digest_named, negotiate, no_digest
+from tasuki.transfer.hello import require_acceptable
 from tasuki.transfer.link import TOKEN_BYTES, Emit, LinkHost, LinkLife, LinkSettings, LinkState
 from tasuki.transfer.link_events import HandoffDrained, LinkOpened, SegmentSent
 from tasuki.transfer.outgoing_handoff import OutgoingHandoff
@@ -92,6 +92,14 @@ class SendingLink:
     def unreceived_bytes(self) -> int:
         """Announced and not received; at most the window, or one segment if that is larger."""
         return self._unreceived
+
+    def accepts(self, hello: LinkHello) -> bool:
+        """Whether this is a first hello that will not be refused."""
+        try:
+            require_acceptable(hello, self._settings, self._block_bytes)
+        except TransferError:
+            return False
+        return self.peer is None
 
     def begin(self, handoff_id: str, first_block: int, num_blocks: int) -> None:
         """A prompt whose blocks will be offered. Raises TransferError: no live link, or id in use.
@@ -224,28 +232,7 @@ class SendingLink:
         if self.peer is not None:
             raise TransferError(f"link {self.link_id}: a second hello came")
         settings = self._settings
-        if (hello.prefill_worker_id, hello.prefill_epoch) != (
-            settings.worker_id,
-            settings.worker_epoch,
-        ):
-            raise TransferError(
-                f"the link is meant for {hello.prefill_worker_id} epoch {hello.prefill_epoch:x}; "
-                f"this is {settings.worker_id} epoch {settings.worker_epoch:x}",
-                reason="refused",
-            )
-        require_same_layout(settings.layout, hello.layout)
-        if hello.connector != settings.connector:
-            raise TransferError(
-                f"the decode worker moves KV by {hello.connector!r} and this worker by "
-                f"{settings.connector!r}; start both with the same --connector",
-                reason="refused",
-            )
-        if hello.max_segment_bytes < self._block_bytes:
-            raise TransferError(
-                f"the decode worker takes segments of {hello.max_segment_bytes} bytes; one block "
-                f"has {self._block_bytes}",
-                reason="refused",
-            )
+        require_acceptable(hello, settings, self._block_bytes)
         digest = negotiate(settings.digest, hello.digest)
         self._digest = digest_named(digest)
         self._max_segment = min(self._max_segment, hello.max_segment_bytes)
