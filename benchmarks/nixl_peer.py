@@ -22,13 +22,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from benchmarks.handed_over import HandedOver, handed_over
-from benchmarks.nixl_server import CORRECT
+from benchmarks.nixl_server import PROGRESS_DELAY
 from benchmarks.pinning import own_cores, pinned
 
 LOOPBACK = "127.0.0.1"
 START_TIMEOUT = 600.0  # seconds; minutes where the machine has other work
 REQUEST_TIMEOUT = 120.0
 STOP_TIMEOUT = 10.0
+DELAY = 1000  # microseconds
 LAST_WORDS = 2000  # characters of a log
 
 WISH = {
@@ -98,7 +99,7 @@ class Server:
                     "--max-num-batched-tokens=2048", "--max-num-seqs=8", "--enforce-eager",
                     "--no-enable-prefix-caching", f"--kv-transfer-config={connector(role)}",
                 ],
-                env=environment(core, side, corrected), stdin=subprocess.DEVNULL,
+                env=environment(core, side, corrected), stdin=subprocess.PIPE,
                 stdout=self._log, stderr=self._log, start_new_session=True,
             )  # fmt: skip
 
@@ -140,7 +141,7 @@ class Server:
         finally:
             with suppress(ProcessLookupError):  # else its engine still runs
                 os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+            self._process.communicate()
             self._log.close()
 
 
@@ -160,7 +161,7 @@ def environment(core: int, side_port: int, corrected: bool) -> dict[str, str]:
         "VLLM_NIXL_SIDE_CHANNEL_HOST": LOOPBACK, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_port),
         "PYTHONSAFEPATH": "1",
     }  # fmt: skip
-    return env | {CORRECT: "1"} if corrected else env
+    return env | {PROGRESS_DELAY: str(DELAY)} if corrected else env
 
 
 def free_port() -> int:

@@ -11,27 +11,39 @@ from __future__ import annotations
 import importlib
 import os
 import runpy
+import signal
+import sys
+import threading
 from typing import Any
 
-CORRECT = "TASUKI_BENCH_CORRECT"  # in the environment, so that vLLM's own children see it
-PROGRESS_DELAY = 1000  # microseconds; less than a thousand polls without a pause
+# In the environment, so that vLLM's own children see it: microseconds that a progress thread may
+# sleep. Less than a thousand is none.
+PROGRESS_DELAY = "TASUKI_BENCH_PROGRESS_DELAY"
 
 
-def correct() -> None:
+def correct(delay: int) -> None:
     vars(os)["sched_setaffinity"] = lambda pid, cores: None
     bindings: Any = importlib.import_module("nixl_cu12._bindings")
     agent = bindings.nixlAgent
 
     def patient_agent(name: str, config: Any) -> Any:
-        config.pthrDelay = PROGRESS_DELAY
+        config.pthrDelay = delay
         return agent(name, config)
 
     bindings.nixlAgent = patient_agent
 
 
 # At import: a child that vLLM spawns imports this file anew.
-if CORRECT in os.environ:
-    correct()
+if PROGRESS_DELAY in os.environ:
+    correct(int(os.environ[PROGRESS_DELAY]))
+
+
+def die_with_parent() -> None:
+    """End with all children once standard input does: whoever started this process is gone."""
+    sys.stdin.buffer.read()
+    os.killpg(0, signal.SIGKILL)
+
 
 if __name__ == "__main__":
+    threading.Thread(target=die_with_parent, daemon=True).start()
     runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")

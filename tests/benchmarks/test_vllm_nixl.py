@@ -13,7 +13,7 @@ from benchmarks import __main__ as command
 from benchmarks import nixl_peer
 from benchmarks.handed_over import HandedOver, handed_over
 from benchmarks.nixl_peer import PeerError, Transfers, check, environment, streamed
-from benchmarks.nixl_server import CORRECT
+from benchmarks.nixl_server import PROGRESS_DELAY
 from benchmarks.vllm_nixl import (
     CHUNKED,
     CORRECTED,
@@ -93,7 +93,7 @@ def test_the_command_says_what_is_missing(
 def test_only_who_is_put_right_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "ours")
     shipped = environment(1, 5600, corrected=False)
-    assert environment(1, 5600, corrected=True) == shipped | {CORRECT: "1"}
+    assert environment(1, 5600, corrected=True) == shipped | {PROGRESS_DELAY: "1000"}
     assert shipped["UCX_TLS"] == "tcp,self"
     assert "PYTHONPATH" not in shipped
 
