@@ -5,6 +5,7 @@ handoff_cost  what digests, heartbeats and the lease cost a handoff
 engine    prefill and decode of the demo model, against transformers
 scheduler     CPU time to plan a step
 prefix_cache  what a real trace finds in the prefix cache, against the optimum
+vllm_nixl     a handoff against vLLM's, whose environment must be made first; only when named
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import describe
+from benchmarks.nixl_peer import PeerError
 
 NAMES = ("handoff", "handoff_cost", "engine", "scheduler", "prefix_cache")
+NEEDS_PEER = "vllm_nixl"  # its docstring says how the peer's environment is made
 
 
 def commit() -> str:
@@ -44,11 +47,15 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--quick three to seven minutes. Run nothing else beside it.",
     )  # fmt: skip
     parser.add_argument(
-        "which", nargs="?", default="all", choices=(*NAMES, "all"), help="Default: all."
+        "which", nargs="?", default="all", choices=(*NAMES, NEEDS_PEER, "all"), help="Default: all."
     )
     parser.add_argument(
         "--rounds", type=int, metavar="N",
         help="Rounds that count. Default: 20 handoff, 30 handoff_cost, 7 engine.",
+    )  # fmt: skip
+    parser.add_argument(
+        "--peer-python", type=Path, metavar="PATH",
+        help="The Python of the environment that vllm_nixl's peer is installed in.",
     )  # fmt: skip
     parser.add_argument(
         "--quick", action="store_true", help="The engine in float32 on one thread only."
@@ -59,6 +66,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     given = parser.parse_args(argv)
     if given.rounds is not None and given.rounds < 1:
         parser.error(f"--rounds is {given.rounds}; expected at least 1")
+    if given.which == NEEDS_PEER and given.peer_python is None:
+        parser.error(f"{NEEDS_PEER} needs --peer-python; see benchmarks/{NEEDS_PEER}.py")
     return given
 
 
@@ -77,8 +86,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         except ModuleNotFoundError as error:
             print(f"{name}: {error}; install with: pip install -e '.[dev]'", file=sys.stderr)
             return 1
-        more = {"quick": given.quick} if name == "engine" else {}
-        result = benchmark.measure(given.rounds or benchmark.ROUNDS, **more)
+        more = {"engine": {"quick": given.quick}, NEEDS_PEER: {"peer_python": given.peer_python}}
+        try:
+            result = benchmark.measure(given.rounds or benchmark.ROUNDS, **more.get(name, {}))
+        except PeerError as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            return 1
         facts[name] = dataclasses.asdict(result)
         if not given.json:
             print(f"\n{benchmark.report(result)}", flush=True)
