@@ -58,7 +58,9 @@ class ChaosConfig:
 
     model: str = setting(SMALL_MODEL, "Model as for `tasuki up`.", metavar="MODEL")
     seed: int = setting(0, "What the faults and the load are drawn from.")
-    duration: float = setting(60.0, "Seconds of load under faults.")
+    duration: float = setting(
+        60.0, "Seconds of load under faults; for as long again while something was never hit."
+    )
     requests: int = setting(0, "Stop after so many requests; 0: after --duration.")
     prefill: int = setting(2, "Prefill workers.")
     decode: int = setting(2, "Decode workers.")
@@ -171,8 +173,12 @@ class ChaosRun:
         config, clock = self._config, asyncio.get_running_loop().time
         end = clock() + config.duration
 
+        last = end + (config.duration if self._faults == EVERY_FAULT else 0.0)
+
         def enough() -> bool:
-            return self._tally.requests >= config.requests if config.requests else clock() >= end
+            if config.requests:
+                return self._tally.requests >= config.requests
+            return clock() >= (last if self._tally.missed else end)
 
         async with asyncio.TaskGroup() as helpers:
             beside = [helpers.create_task(self._poll(cluster))]
