@@ -40,7 +40,7 @@ Starts a cluster here, keeps it under load, and strikes it with faults drawn fro
 stops, restarts, cuts, slow and corrupting links. Every answer is compared with that of a cluster
 nothing happened to (kept for the next run). Prints what was lost, duplicated, changed or leaked:
 each should be 0. Exit code 1 when one is not, or when some kind of fault, or some state of a
-handoff, was never hit: a minute is enough for all of them.
+handoff, was never hit: a run goes on for as long again at most while one is missing.
 
   tasuki chaos --duration 60
   tasuki chaos --model demo --seed 7 --json

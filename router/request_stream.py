@@ -235,8 +235,8 @@ class RequestStream:
                         pass  # of a sample that a stop string ended
                     case _:
                         self._note_place(event, place, placed)
-                wanted = answer.open_samples if sample_index is None else [sample_index]
-                if not call.is_over and not any(map(answer.is_open, wanted)):
+                told = answer.is_over if sample_index is None else not answer.is_open(sample_index)
+                if told and not call.is_over:
                     return  # which cancels what the worker still does
 
     def _note_place(

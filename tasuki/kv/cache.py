@@ -44,6 +44,7 @@ class KVCache:
             self.tensor = huge_zeros(num_blocks * layout.block_bytes).view(dtype).view(shape)
         else:
             self.tensor = torch.zeros(shape, dtype=dtype, device=device)
+            # torch does not annotate `Stream`
             self._aside = torch.cuda.Stream(self.tensor.device)  # type: ignore[no-untyped-call]
             torch.cuda.current_stream(self.tensor.device).synchronize()  # zero before any copy
         self._bytes = self.tensor.view(torch.uint8).view(num_blocks, layout.block_bytes)

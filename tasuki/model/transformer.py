@@ -179,6 +179,7 @@ class CausalLM:
             return logits
         # A step without samples copies nothing back, and would return before its KV is written. An
         # event of this step alone is waited for: other streams carry the transfers of other steps.
+        # (torch does not annotate `Event`)
         finished = torch.cuda.Event()  # type: ignore[no-untyped-call]
         finished.record(torch.cuda.current_stream(self.device))
         finished.synchronize()

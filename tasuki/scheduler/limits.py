@@ -35,7 +35,7 @@ def require_possible(
             f"the prompt has {prompt_len} tokens, and {output_len} were generated; this worker "
             f"takes at most {config.max_model_len - 1} and one more"
         )
-    most = min(prompt_len + max_tokens, config.max_model_len)
+    most = most_positions(config, prompt_len, max_tokens)
     if not blocks.fits(most):
         capacity = blocks.pool.num_blocks * blocks.layout.block_size
         raise RequestTooLongError(
@@ -44,9 +44,13 @@ def require_possible(
         )
 
 
+def most_positions(config: SchedulerConfig, prompt_len: int, max_tokens: int) -> int:
+    """Positions a request has at its end, at most."""
+    return min(prompt_len + max_tokens, config.max_model_len)
+
+
 def positions_to_hold(config: SchedulerConfig, request: Request, now: int) -> int:
     """Positions a request must hold blocks for when it is admitted to compute up to `now`."""
     if config.admission is Admission.RESERVE_MAX:
-        most = request.prompt_len + request.sampling.max_tokens
-        return min(most, config.max_model_len)
+        return most_positions(config, request.prompt_len, request.sampling.max_tokens)
     return request.num_tokens if config.allocate_whole_prompt else now

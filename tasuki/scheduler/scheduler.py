@@ -23,7 +23,7 @@ from tasuki.kv.manager import KVCacheManager, Prefix
 from tasuki.messages import FinishReason
 from tasuki.request import Request, RequestStatus
 from tasuki.scheduler.config import Admission, SchedulerConfig, StepOrder
-from tasuki.scheduler.limits import positions_to_hold, require_possible
+from tasuki.scheduler.limits import most_positions, positions_to_hold, require_possible
 from tasuki.scheduler.membership import Membership
 from tasuki.scheduler.output import (
     ModelRunnerOutput,
@@ -100,7 +100,7 @@ class Scheduler:
         self.blocks.free(key, in_flight)
 
     def _blocks_to_finish(self, request: Request) -> int:
-        most = min(request.prompt_len + request.sampling.max_tokens, self.config.max_model_len)
+        most = most_positions(self.config, request.prompt_len, request.sampling.max_tokens)
         return self.blocks.layout.blocks_for(most) - len(self.blocks.table(request.key))
 
     @property

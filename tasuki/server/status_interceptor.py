@@ -80,12 +80,12 @@ def _guard_generator(behaviour: Behaviour, method: str) -> Behaviour:
 async def _end(context: CallContext, method: str, error: Exception) -> None:
     if isinstance(error, grpc.aio.AbortError):
         raise error  # the handler chose its status itself
+    if isinstance(error, grpc.aio.InternalError):
+        raise asyncio.CancelledError from None  # its own write found that the caller has gone
     try:
-        if isinstance(error, grpc.aio.InternalError):
-            raise error
         if isinstance(error, TasukiError):
             await abort(context, error)
         log.error("%s failed", method, exc_info=error)
         await abort(context, TasukiError(f"internal error ({type(error).__name__}); see the log"))
-    except grpc.aio.InternalError:  # the caller has gone: nobody can be told
+    except grpc.aio.InternalError:  # nobody can be told
         raise asyncio.CancelledError from None

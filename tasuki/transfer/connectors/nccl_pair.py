@@ -84,6 +84,7 @@ class EventFlight:
         self._work = work  # keeps the tensor, as torch does for those who wait
 
     def has_ended(self) -> bool:
+        # torch does not annotate `query`
         ended: bool = self._event.query()  # type: ignore[no-untyped-call]
         return ended
 
