@@ -312,8 +312,9 @@ class Handoffs:
         if not request.output_token_ids:
             stream.fallback += now - dispatch.at
             rest = request.prompt_len - run * layout.block_size
-            link = self._usable_link(stream) if reason in RETRIED and not in_flight else None
-            if link is not None and rest > self._config.short_rest_tokens:
+            link = self._usable_link(stream) if reason in RETRIED else None
+            enough = rest > self._config.short_rest_tokens
+            if link is not None and enough and self._engine.blocks.replace(request.key, in_flight):
                 self._dispatch(stream, link, run, now)  # nothing of it was told: it may be retried
                 return
         self._engine.blocks.abandon(request.key, run, in_flight)

@@ -200,6 +200,21 @@ class KVCacheManager:
         """The handoff succeeded: its reserved blocks are in use."""
         self.pool.mark(self._tables[key], BlockState.IN_USE)
 
+    def replace(self, key: int, in_flight: frozenset[int]) -> bool:
+        """The handoff starts anew: those of its reserved blocks that a transfer may still write
+        into are quarantined, and fresh ones take their places. False, and nothing changed, when
+        there are too few.
+        """
+        fresh = self.pool.allocate(len(in_flight), BlockState.RESERVED)
+        if fresh is None:
+            return False
+        table = self._tables[key]
+        assert in_flight.issubset(table)
+        spare = iter(fresh)
+        self._tables[key] = [next(spare) if block in in_flight else block for block in table]
+        self.quarantine(in_flight)
+        return True
+
     def abandon(self, key: int, keep: int, in_flight: frozenset[int]) -> None:
         """The handoff failed: keep the first `keep` blocks, and of the rest those that no transfer
         can touch; quarantine those `in_flight` and replace them by fresh ones, as far as there are

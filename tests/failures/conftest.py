@@ -5,6 +5,7 @@ after each of them.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import time
 from collections.abc import AsyncIterator
@@ -18,19 +19,15 @@ from cli.cluster.cluster_spec import ClusterSpec
 from cli.cluster.local_cluster import LocalCluster
 from router.config import RouterConfig
 from tasuki.client import Client
-from tasuki.config import WorkerConfig
 from tasuki.convert.tiny import make_tiny
 from tests.failures.struck import NEXT, PEER_TIMEOUT, PROMPT, REPORT_TIMEOUT, Struck
+from tests.integration.faults import BLOCK_BYTES, SLOWABLE
 from tests.leftovers import SETTLE_SECONDS, look
 
-BLOCK_BYTES = 12288  # of the tiny model
-
-WORKER = WorkerConfig(
-    fault_injection=True,
+WORKER = dataclasses.replace(
+    SLOWABLE,
     engine_restarts=1_000_000,
     max_num_batched_tokens=16,
-    segment_bytes=1,  # one block
-    window_bytes=8 * BLOCK_BYTES,  # what a slow link still owes when nobody wants it any more
     kv_blocks=160,  # the longest request needs 128
     prefix_caching=False,
     peer_timeout=PEER_TIMEOUT,
@@ -58,7 +55,7 @@ async def struck_cluster(tiny_model: Path) -> AsyncIterator[Struck]:
         await cluster.wait_ready()
         async with Client(cluster.workers[0].address) as worker:
             assert int((await worker.server_info()).facts["block_bytes"]) == BLOCK_BYTES
-        yield Struck(cluster, BLOCK_BYTES)
+        yield Struck(cluster)
 
 
 @pytest_asyncio.fixture(loop_scope="session")

@@ -26,8 +26,9 @@ from tasuki.messages import (
     TokensEvent,
 )
 from tasuki.server.grpc_server import internal_channel
-from tasuki.v1 import worker_pb2, worker_pb2_grpc
+from tasuki.v1 import worker_pb2_grpc
 from tasuki.wire.decode import decode_event_from_proto, decode_request_to_proto
+from tests.integration.faults import CRAWL, inject
 from tests.integration.scrape import Metrics, assert_no_leaks, scrape, scrape_until
 from tests.integration.streams import NUM_TOKENS, Answer, ask, prompt
 from tests.leftovers import adopt
@@ -39,7 +40,6 @@ HOG = prompt(16, seed="hog")  # will need 125 blocks: no other prompt is let in 
 BIG = prompt(1100, seed="big")  # leaves 91 blocks
 LONG = 800  # output tokens: so many that there is an "amid"
 SECONDS = 60.0
-CRAWL = 20  # blocks a second that a slow link lets through
 CUT = 1e-3  # bytes a second: nothing
 PEER_TIMEOUT = 1.5
 REPORT_TIMEOUT = 2.0
@@ -78,10 +78,9 @@ class Asked:
 
 
 class Struck:
-    def __init__(self, cluster: LocalCluster, block_bytes: int) -> None:
+    def __init__(self, cluster: LocalCluster) -> None:
         self.cluster = cluster
         self.client = Client(cluster.router_address)  # another one for each test
-        self.block_bytes = block_bytes
         self._expected: dict[str, list[int]] = {}
 
     @property
@@ -154,20 +153,15 @@ class Struck:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
 
-    async def inject(self, worker: ReadyLine, kind: str, amount: float = 0.0) -> None:
-        request = worker_pb2.InjectFaultRequest(kind=kind, amount=amount)
-        async with internal_channel(worker.address) as channel:
-            await worker_pb2_grpc.WorkerStub(channel).InjectFault(request, timeout=5)
-
     @contextlib.asynccontextmanager
     async def slowed(self, bytes_per_second: float) -> AsyncIterator[None]:
         """The prefill worker's links let no more through within the block."""
-        await self.inject(self.prefill, "slow", bytes_per_second)
+        await inject(self.prefill, "slow", bytes_per_second)
         try:
             yield
         finally:
             with contextlib.suppress(grpc.aio.AioRpcError):  # a new engine begins without faults
-                await self.inject(self.prefill, "slow", 0.0)
+                await inject(self.prefill, "slow", 0.0)
 
     async def restart(self, process: ReadyLine, **changes: Any) -> None:
         """Kill it with all that it started, and start it on the same address."""
@@ -229,9 +223,9 @@ class Struck:
             elif state == "dispatched":
                 await stack.enter_async_context(self.stopped(self.prefill))
             elif state == "transferring":
-                await stack.enter_async_context(self.slowed(CRAWL * self.block_bytes))
+                await stack.enter_async_context(self.slowed(CRAWL))
             elif state == "abandoned":
-                await self.inject(self.decode, "corrupt", 1.0)
+                await inject(self.decode, "corrupt", 1.0)
             asked = self.ask(what, **options)
             stack.push_async_callback(asked.cancel)
             await self._until_in(state, asked, before)

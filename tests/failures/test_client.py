@@ -18,7 +18,8 @@ import pytest
 from tasuki.client import Client
 from tasuki.errors import DeadlineError, TasukiError
 from tasuki.messages import FinishReason
-from tests.failures.struck import CRAWL, PROMPT, SECONDS, STATES, STREAM, Struck
+from tests.failures.struck import PROMPT, SECONDS, STATES, STREAM, Struck
+from tests.integration.faults import CRAWL
 from tests.integration.streams import NUM_TOKENS, keep_prefilling, prompt
 
 pytestmark = [pytest.mark.dist, pytest.mark.asyncio(loop_scope="session")]
@@ -67,7 +68,7 @@ async def test_disappears(struck: Struck, state: str) -> None:
         assert client.stdout is not None
         async with contextlib.AsyncExitStack() as stack:
             if state == "transferring":
-                await stack.enter_async_context(struck.slowed(CRAWL * struck.block_bytes))
+                await stack.enter_async_context(struck.slowed(CRAWL))
             client.stdin.write(json.dumps(options(state)).encode() + b"\n")
             async with asyncio.timeout(SECONDS):
                 while int(await client.stdout.readline()) < (4 if state == "committed" else -1):

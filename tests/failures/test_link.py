@@ -12,6 +12,7 @@ from tasuki.server.grpc_server import internal_channel
 from tasuki.v1 import worker_pb2_grpc
 from tasuki.wire.prefill import prefill_request_to_proto
 from tests.failures.struck import CUT, NEXT, PROMPT, SECONDS, Struck
+from tests.integration.faults import BLOCK_BYTES, inject
 from tests.integration.scrape import scrape
 from tests.integration.streams import ask
 
@@ -43,7 +44,7 @@ async def test_cut_for_more_than_the_timeout(struck: Struck) -> None:
 
 async def test_its_data_connection_ends(struck: Struck) -> None:
     async with struck.held("transferring", "data connection lost") as asked:
-        await struck.inject(struck.decode, "cut")
+        await inject(struck.decode, "cut")
         answer = await asked.answer()
     assert answer.token_ids == await struck.expected()
     assert answer.placement.fallback_reason == "link_down"
@@ -53,7 +54,7 @@ async def test_its_data_connection_ends(struck: Struck) -> None:
 async def test_slow(struck: Struck) -> None:
     """It takes longer than the timeout, but never stands still for so long."""
     blocks = -(-len(PROMPT) // 16)
-    async with struck.slowed(blocks * struck.block_bytes / 2):
+    async with struck.slowed(blocks * BLOCK_BYTES / 2):
         answer = await struck.ask("link slow").answer()
     assert answer.token_ids == await struck.expected()
     assert (answer.placement.kind, answer.placement.fallback_reason) == ("split", "")
@@ -64,7 +65,7 @@ async def test_slow(struck: Struck) -> None:
 async def test_corrupted_segment(struck: Struck) -> None:
     before = await scrape(struck.decode.metrics)
     async with struck.held("transferring", "segment corrupted") as asked:
-        await struck.inject(struck.decode, "corrupt", 1.0)
+        await inject(struck.decode, "corrupt", 1.0)
         answer = await asked.answer()
     assert answer.token_ids == await struck.expected()
     assert answer.placement.fallback_reason == "digest"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.failures.struck import STREAM, Struck
+from tests.integration.faults import CRAWL
 
 pytestmark = [pytest.mark.dist, pytest.mark.asyncio(loop_scope="session")]
 
@@ -16,7 +17,7 @@ async def test_killed_while_prompts_are_handed_over_and_tokens_stream(struck: St
     expected = await struck.expected(STREAM, max_tokens=1000, **UNSEEDED)
     streaming = struck.ask("router killed mid-stream", STREAM, max_tokens=1000, **UNSEEDED)
     await streaming.has_tokens(4)
-    async with struck.slowed(20 * struck.block_bytes):
+    async with struck.slowed(CRAWL):
         waiting = struck.ask("router killed before the first token")
         await struck.until_handoff("transferring")
         await struck.restart(struck.cluster.router)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -17,6 +16,7 @@ from tasuki.config import WorkerConfig
 from tasuki.messages import Role
 from tasuki.server.grpc_server import internal_channel
 from tasuki.v1 import worker_pb2, worker_pb2_grpc
+from tests.integration.faults import CRAWL, SLOWABLE, inject
 from tests.integration.scrape import assert_no_leaks, scrape, scrape_until
 from tests.integration.streams import Answer, ask, prompt
 
@@ -73,11 +73,11 @@ async def test_a_decode_worker_finishes_or_hands_over(
 async def test_a_prefill_worker_pays_what_it_owes(
     tiny_model: Path, expected: list[list[int]]
 ) -> None:
-    slow: dict[str, Any] = {"prefill-0": {"max_num_batched_tokens": 1}}
-    spec = ClusterSpec(model=tiny_model, overrides=slow, stop_timeout=60.0)
+    spec = ClusterSpec(model=tiny_model, worker=SLOWABLE, stop_timeout=60.0)
     async with LocalCluster(spec) as cluster:
         await cluster.wait_ready()
         (prefill,), (decode,) = map(cluster.workers_of, (Role.PREFILL, Role.DECODE))
+        await inject(prefill, "slow", CRAWL)
         async with Client(cluster.router_address) as client:
             asked = asyncio.ensure_future(ask(client, PROMPTS[0], max_tokens=TOKENS))
             await scrape_until(

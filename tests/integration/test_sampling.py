@@ -14,8 +14,8 @@ import pytest_asyncio
 from cli.cluster.cluster_spec import ClusterSpec
 from cli.cluster.local_cluster import LocalCluster
 from tasuki.client import Client
-from tasuki.config import WorkerConfig
 from tasuki.messages import FinishReason, Role
+from tests.integration.faults import CRAWL, SLOWABLE, inject
 from tests.integration.scrape import assert_no_leaks, scrape_until
 from tests.integration.streams import DEATHS, Answer, ask, ask_samples, prompt
 
@@ -94,13 +94,10 @@ async def test_split_is_as_colocated(split: LocalCluster, expected: dict[str, An
 
 async def test_fallback_is_as_colocated(tiny_model: Path, expected: dict[str, Answer]) -> None:
     """The prefill worker dies amid the transfer."""
-    slow = {"prefill-0": {"max_num_batched_tokens": 1}}
-    worker = WorkerConfig(max_num_batched_tokens=256, handoff_timeout=30.0)
-    async with LocalCluster(
-        ClusterSpec(model=tiny_model, worker=worker, overrides=slow)
-    ) as cluster:
+    async with LocalCluster(ClusterSpec(model=tiny_model, worker=SLOWABLE)) as cluster:
         await cluster.wait_ready()
         (prefill,) = cluster.workers_of(Role.PREFILL)
+        await inject(prefill, "slow", CRAWL)
         (decode,) = cluster.workers_of(Role.DECODE)
         call = asyncio.create_task(answers(cluster, together=True))
         await scrape_until(

@@ -79,6 +79,24 @@ def test_without_fresh_blocks_the_table_ends_early_and_nothing_is_lost() -> None
     assert blocks.num_free == 5
 
 
+def test_a_handoff_that_starts_anew_lands_elsewhere() -> None:
+    blocks = make(8)
+    table = reserve(blocks, 1, 20) or []
+    assert blocks.replace(1, frozenset(table[2:4]))
+    now = list(blocks.table(1))
+    assert now[:2] == table[:2]
+    assert not set(now[2:4]) & set(table)
+    assert now[4] == table[4]
+    counts = blocks.pool.counts()
+    assert (counts[BlockState.RESERVED], counts[BlockState.QUARANTINED]) == (5, 2)
+    assert not blocks.replace(1, frozenset(now[:2]))  # one is free, and two would be needed
+    assert list(blocks.table(1)) == now
+    blocks.check_integrity()
+    blocks.free(1)
+    blocks.release(table)
+    assert blocks.num_free == 8
+
+
 def test_a_handoff_that_leaves_no_block_leaves_no_trace() -> None:
     blocks = make(2)
     table = reserve(blocks, 1, 8) or []

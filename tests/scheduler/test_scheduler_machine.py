@@ -180,6 +180,20 @@ class SchedulerMachine(RuleBasedStateMachine):
             one.status = RequestStatus.FINISHED
             self.scheduler.add(one.heir(), self.now)
 
+    @precondition(lambda self: self.parked)
+    @rule(data=st.data())
+    def start_anew(self, data: st.DataObject) -> None:
+        """The handoff goes to the next candidate; the link may still write into some blocks."""
+        one = self.parked[data.draw(st.sampled_from(sorted(self.parked)))]
+        blocks = self.scheduler.blocks
+        fresh = list(blocks.table(one.key))[one.num_computed_tokens // BLOCK_SIZE :]
+        in_flight = data.draw(st.sets(st.sampled_from(fresh))) if fresh else set()
+        enough = len(in_flight) <= blocks.num_free
+        assert blocks.replace(one.key, frozenset(in_flight)) == enough
+        if enough:
+            self.quarantined |= in_flight
+            assert not in_flight & set(blocks.table(one.key))
+
     @precondition(lambda self: self.quarantined)
     @rule()
     def release(self) -> None:

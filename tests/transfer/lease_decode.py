@@ -34,6 +34,8 @@ from tests.transfer.lease_side import (
     value,
 )
 
+ANEW = " anew"
+
 
 @dataclass(eq=False)
 class Lease:
@@ -69,8 +71,7 @@ class DecodeSide(Side):
         link.start()
 
     def submit(self, handoff_id: str, prompt: int, length: int, single: bool) -> None:
-        link, now = self.link, self.world.clock()
-        request = self.request(prompt, length)
+        link, request = self.link, self.request(prompt, length)
         known = self.blocks.match(request)
         if link is None or known.copies_last:
             self.blocks.free(request.key)
@@ -78,8 +79,16 @@ class DecodeSide(Side):
         if not self.blocks.begin(request, known, length + 1, state=BlockState.RESERVED):
             self.blocks.free(request.key)
             return
-        first, end = len(known.block_ids), LAYOUT.blocks_for(length)
+        first = len(known.block_ids)
         assert self.content(request)[:first] == [value(prompt, i) for i in range(first)]
+        self._dispatch(handoff_id, prompt, request, link, first, single)
+
+    def _dispatch(
+        self, handoff_id: str, prompt: int, request: Request, link: ReceivingLink, first: int,
+        single: bool,
+    ) -> None:  # fmt: skip
+        now, length = self.world.clock(), request.prompt_len
+        end = LAYOUT.blocks_for(length)
         handoff = Handoff(
             handoff_id, request.request_id, link.link_id, first, end - first,
             now=now, progress_timeout=TIMEOUT, reserve_timeout=TIMEOUT,
@@ -151,6 +160,8 @@ class DecodeSide(Side):
         in_flight = lease.link.abandon(handoff.handoff_id, reason)
         del self.leases[handoff.handoff_id]
         self.world.cancel_call(handoff.handoff_id)
+        if self._ask_anew(lease, run, in_flight):
+            return
         self.blocks.abandon(request.key, run, in_flight)
         self.world.met[f"fell back: {reason}"] += 1
         table = self.blocks.table(request.key)
@@ -160,6 +171,17 @@ class DecodeSide(Side):
         assert kept == [value(lease.prompt, i) for i in range(len(kept))], "what arrived is kept"
         self.write(request, lease.prompt, run, LAYOUT.blocks_for(request.prompt_len))
         self._run(lease)
+
+    def _ask_anew(self, lease: Lease, run: int, in_flight: frozenset[int]) -> bool:
+        """Once, while nothing of it was told. Blocks in flight are replaced."""
+        request, before = lease.request, lease.handoff.handoff_id
+        if lease.tokens or run == LAYOUT.blocks_for(request.prompt_len) or before.endswith(ANEW):
+            return False
+        if self.link is None or not self.blocks.replace(request.key, in_flight):
+            return False
+        self.world.met["asked anew around blocks in flight" if in_flight else "asked anew"] += 1
+        self._dispatch(before + ANEW, lease.prompt, request, self.link, run, single=False)
+        return True
 
     def _run(self, lease: Lease) -> None:
         self.running.append((lease.prompt, lease.request))

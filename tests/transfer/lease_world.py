@@ -272,7 +272,7 @@ class World:
         """No message arrives any more, in either direction; only clocks go on. Each side ends what
         it leased out by its own deadlines, and its quarantine when it is told that the link died.
         """
-        for _ in range(4):
+        for _ in range(6):  # one try, another anew
             while self.prefill is not None and (job := self.prefill.next_job):
                 self.prefill.compute(job, 2)
             self.tick(2.0)

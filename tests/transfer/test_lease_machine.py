@@ -40,6 +40,7 @@ WALK = {
 met: Counter[str] = Counter()
 MEANT = [
     *("committed", "finished", "quarantined", "settled", "fell silent"),
+    *("asked anew", "asked anew around blocks in flight"),
     *("prefill killed", "decode killed", "cancelled: dispatched", "cancelled: transferring"),
     *(f"fell back: {why}" for why in ("stalled", "link_down", "prefill_died")),
 ]
