@@ -6,7 +6,6 @@ Knows the host's memory and a GPU's; what else needs memory is told to it in byt
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 from pathlib import Path
 
@@ -42,7 +41,6 @@ def resident_memory(device: torch.device = CPU) -> int:
 
 def give_back_memory() -> None:
     """Return to the system what loading needed for a moment, where the C library can."""
-    gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -66,6 +67,17 @@ class Paged:
         """Compute all known tokens in chunks of these sizes."""
         while run.computed < len(run.tokens):
             self.step([(run, min(next(sizes), len(run.tokens) - run.computed))])
+
+    def follow(self, runs: Sequence[Run], given: Sequence[Sequence[int]]) -> None:
+        """Compute the prompts, then decode the given tokens, all runs together: whatever comes out
+        is not fed back. Every stream is given as many tokens.
+        """
+        for run in runs:
+            self.prefill(run, itertools.repeat(100))
+        for tokens in zip(*given, strict=True):
+            for run, token in zip(runs, tokens, strict=True):
+                run.tokens.append(token)
+            self.step([(run, 1) for run in runs])
 
     def generate(self, runs: Sequence[Run], count: int, budget: int = 256) -> None:
         """Continue all runs greedily by `count` tokens: decodes first, the rest of the budget to

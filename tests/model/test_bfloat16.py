@@ -8,7 +8,6 @@ ties part their streams. What is exact in bfloat16 is our own result against its
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
@@ -43,12 +42,9 @@ def model(request: pytest.FixtureRequest, reference: Reference) -> CausalLM:
 def test_teacher_forced_logits(reference: Reference, peer: Any, model: CausalLM) -> None:
     """Both are given the tokens that transformers chose in float32."""
     paged = Paged(model)
-    for stream in reference.streams:
-        run = paged.start(stream.prompt, NEW_TOKENS)
-        paged.prefill(run, itertools.repeat(100))
-        for token in stream.tokens[:-1]:
-            run.tokens.append(token)
-            paged.step([(run, 1)])
+    runs = [paged.start(stream.prompt, NEW_TOKENS) for stream in reference.streams]
+    paged.follow(runs, [stream.tokens[:-1] for stream in reference.streams])
+    for run, stream in zip(runs, reference.streams, strict=True):
         ours, true = torch.stack(run.logits), stream.logits
         with torch.inference_mode():
             ids = torch.tensor([stream.prompt + stream.tokens[:-1]])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 
@@ -57,10 +55,7 @@ def test_batched(reference: Reference, model: CausalLM, budget: int) -> None:
 def test_teacher_forced_logits(reference: Reference, model: CausalLM) -> None:
     """The reference's tokens are given, so that one difference cannot hide the next."""
     paged = Paged(model)
-    for stream in reference.streams:
-        run = paged.start(stream.prompt, NEW_TOKENS)
-        paged.prefill(run, itertools.repeat(100))
-        for token in stream.tokens[:-1]:
-            run.tokens.append(token)
-            paged.step([(run, 1)])
+    runs = [paged.start(stream.prompt, NEW_TOKENS) for stream in reference.streams]
+    paged.follow(runs, [stream.tokens[:-1] for stream in reference.streams])
+    for run, stream in zip(runs, reference.streams, strict=True):
         assert torch.stack(run.logits).sub(stream.logits).abs().max() < 1e-4, len(stream.prompt)
