@@ -15,6 +15,7 @@ SLOWABLE = WorkerConfig(
     segment_bytes=1,  # one block
     window_bytes=8 * BLOCK_BYTES,  # what a slow link still owes when nobody wants it any more
     handoff_timeout=30.0,
+    peer_timeout=30.0,
 )
 
 

@@ -63,7 +63,8 @@ async def test_one_that_dies_is_replaced_by_the_next(
             call = asyncio.ensure_future(ask(client, PROMPT))
             while not (await scrape(decode.metrics)).total("kv_received_bytes_total"):
                 assert not call.done(), call
-                os.kill(first.engine_pid, signal.SIGCONT)  # for a moment: the end is far away
+                os.kill(first.engine_pid, signal.SIGCONT)
+                await asyncio.sleep(0.002)  # a few steps of 1,500
                 os.kill(first.engine_pid, signal.SIGSTOP)
             os.kill(first.engine_pid, signal.SIGKILL)
             answer = await call
