@@ -172,7 +172,6 @@ class ChaosRun:
     ) -> None:
         config, clock = self._config, asyncio.get_running_loop().time
         end = clock() + config.duration
-
         last = end + (config.duration if self._faults == EVERY_FAULT else 0.0)
 
         def enough() -> bool:

@@ -93,8 +93,10 @@ async def test_split_is_as_colocated(split: LocalCluster, expected: dict[str, An
 
 
 async def test_fallback_is_as_colocated(tiny_model: Path, expected: dict[str, Answer]) -> None:
-    """The prefill worker dies amid the transfer."""
-    async with LocalCluster(ClusterSpec(model=tiny_model, worker=SLOWABLE)) as cluster:
+    """The prefill worker dies amid the transfer of some, and while it computes others."""
+    steps = {"prefill-0": {"max_num_batched_tokens": 1}}  # 7,000 of them
+    spec = ClusterSpec(model=tiny_model, worker=SLOWABLE, overrides=steps)
+    async with LocalCluster(spec) as cluster:
         await cluster.wait_ready()
         (prefill,) = cluster.workers_of(Role.PREFILL)
         await inject(prefill, "slow", CRAWL)

@@ -207,6 +207,11 @@ class InlinePair:
         else:
             self.decode.send(PrefillReply(handoff_id=handoff_id, event=event))
 
+    @property
+    def handoff_ids(self) -> list[str]:
+        """Of the calls that the prefill worker has not ended."""
+        return list(self._handoff_of.values())
+
     async def ask(self, prompt: list[int], **how: Any) -> Outcome:
         """One request of one sample to its end."""
         (outcome,) = await self.ask_samples(prompt, **how)
@@ -217,12 +222,14 @@ class InlinePair:
         prompt: list[int],
         *,
         split: bool = True,
+        tries: int = 1,
         given: Sequence[int] = (),
         cache_salt: str = "",
         **sampling: Any,
     ) -> list[Outcome]:
-        """One request to its end; `given` are output tokens of another decode worker. What is
-        said of the whole request is in the first outcome.
+        """One request to its end; the prefill worker is named as its candidate `tries` times.
+        `given` are output tokens of another decode worker. What is said of the whole request is in
+        the first outcome.
         """
         self._next_stream += 1
         stream_id = self._next_stream
@@ -234,7 +241,7 @@ class InlinePair:
             prompt_token_ids=prompt,
             output_token_ids=list(given),
             sampling=SamplingParams(**wanted),
-            prefill_candidates=[self.target] if split else [],
+            prefill_candidates=[self.target] * tries if split else [],
             cache_salt=cache_salt,
         )
         self.decode.send(StartDecode(stream_id=stream_id, request=request))

@@ -10,7 +10,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from tasuki.messages import FinishReason, PrefillDoneEvent, TokenLogprob
+from tasuki.messages import (
+    ErrorStatus,
+    FinishReason,
+    FirstTokenEvent,
+    LinkSend,
+    Posted,
+    PrefillCallEnded,
+    PrefillDoneEvent,
+    TokenLogprob,
+)
 from tasuki.transfer.connectors.loopback_fault import PlannedFault, Verdict
 from tests.integration.streams import prompt
 from tests.pair.relay import InlinePair, inline_pair
@@ -122,6 +131,48 @@ async def test_a_prefill_worker_that_refuses_is_replaced(tiny_model: Path) -> No
         assert outcome.fallback == "refused"
         assert outcome.finished is not None
         assert outcome.finished.computed_prompt_tokens == len(PROMPT)
+        await settled(pair)
+
+
+async def test_a_call_that_ends_amid_segments_is_made_anew_around_them(tiny_model: Path) -> None:
+    """What arrived is kept; blocks that may still be written into are not given to the next try."""
+    expected = await undisturbed(tiny_model)
+    fault = PlannedFault({7: Verdict.HOLD})
+    async with inline_pair(tiny_model, fault, handoff_timeout=20.0) as pair:
+        block_bytes = pair.cores["decode"].engine.cache.layout.block_bytes
+        posted: list[Posted] = []
+
+        def is_lost(message: LinkSend | FirstTokenEvent) -> bool:
+            if isinstance(message, LinkSend) and isinstance(message.message, Posted):
+                posted.append(message.message)
+            return isinstance(message, FirstTokenEvent)
+
+        pair.is_lost = is_lost
+        asked = asyncio.ensure_future(pair.ask(PROMPT, tries=2))
+        await pair.until(
+            lambda: (
+                len(posted) == BLOCKS
+                and pair.first_tokens
+                and pair.metrics.get("decode kv_received_bytes_total") == 7 * block_bytes
+            )
+        )
+        pair.is_lost = lambda message: False
+        gone = ErrorStatus(code="UNAVAILABLE", reason="", message="the call was lost")
+        for handoff_id in pair.handoff_ids:
+            pair.decode.send(PrefillCallEnded(handoff_id=handoff_id, error=gone))
+        await pair.until(
+            lambda: (
+                len(pair.handoff_ids) == 2
+                and pair.metrics["decode kv_blocks quarantined"] == BLOCKS - 7
+            )
+        )
+        fault.release(7)
+        outcome = await asked
+        assert (outcome.token_ids, outcome.fallback) == (expected, "")
+        assert outcome.finished is not None
+        assert outcome.finished.computed_prompt_tokens == 0
+        assert outcome.finished.handoff.blocks == BLOCKS - 7
+        assert pair.metrics["decode kv_transfer_failures_total prefill_died"] == 1
         await settled(pair)
 
 
